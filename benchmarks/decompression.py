@@ -30,8 +30,8 @@ import zstandard
 
 from benchmarks.record import about, parser, seconds_of, write
 from broadsheet.pipeline.processes.threads import available_cores
-from broadsheet.pipeline.source.compression import COMPRESSIONS
 from broadsheet.pipeline.source.open.decompress import PIECE_BYTES, content_of
+from broadsheet.pipeline.source.rows.compression import COMPRESSIONS
 
 ARTICLES_JOINED = {"short": 1, "long": 20}
 BYTES = {"gzip": 24 << 20, "zstd": 24 << 20, "lz4": 24 << 20, "bz2": 3 << 20, "xz": 3 << 20}

@@ -20,8 +20,8 @@ from typing import Any
 import obstore
 
 from benchmarks.record import about, parser, seconds_of, write
-from broadsheet.pipeline.source.chunk import Selection
 from broadsheet.pipeline.source.inputs import Paths, chunks_here, identify, open_input
+from broadsheet.pipeline.source.rows.chunk import Selection
 from broadsheet.pipeline.storage.buckets import bucket_client
 
 _SYMBOLS, _READS = 70, 1014

@@ -30,9 +30,9 @@ from benchmarks.corpora_files import Corpus, table_by_pyarrow, write_corpus
 from benchmarks.record import about, parser, write
 from broadsheet.cluster.settings import environment
 from broadsheet.pipeline.processes.threads import available_cores
-from broadsheet.pipeline.source.chunk import Selection
 from broadsheet.pipeline.source.inputs import chunks_here, identify, open_input
-from broadsheet.pipeline.source.limits import CHUNK_ROWS
+from broadsheet.pipeline.source.rows.chunk import Selection
+from broadsheet.pipeline.source.rows.limits import CHUNK_ROWS
 
 _SYMBOLS, _READS = 70, 1014
 _FILES = 4

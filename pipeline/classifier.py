@@ -21,8 +21,8 @@ from .errors import ModelError, SourceError, UsageError
 from .model.charcnn import Model
 from .model.scores import assigned
 from .model.several import load_one
-from .source.cutting import Cutting
-from .source.limits import CHUNK_ROWS, LIMITS
+from .source.rows.cutting import Cutting
+from .source.rows.limits import CHUNK_ROWS, LIMITS
 
 _ONE_TEXT = Texts.of([b"x"])
 

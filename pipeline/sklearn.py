@@ -15,7 +15,7 @@ from sklearn.utils.validation import check_consistent_length, check_is_fitted
 
 from .classifier import Classifier, load
 from .model.charcnn import Model
-from .source.labels import labels_of
+from .source.rows.labels import labels_of
 from .train import train
 from .train.recipe import WITH_SPACE
 

@@ -10,9 +10,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from broadsheet.pipeline.source.chunk import Chunk, OffHost, RowsByName
 from broadsheet.pipeline.source.plan.plan import RangeEnd
 from broadsheet.pipeline.source.read.read import Skipped
+from broadsheet.pipeline.source.rows.chunk import Chunk, OffHost, RowsByName
 
 Item = Chunk | Skipped | RangeEnd | Exception
 """What is read of a range, in order, or raised at its end."""

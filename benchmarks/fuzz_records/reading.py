@@ -15,13 +15,13 @@ from benchmarks.fuzz_records.trials import Look
 from benchmarks.record import ROOT
 from broadsheet.pipeline.ingest.blocks import BlockReader, BlockRows, can_read
 from broadsheet.pipeline.ingest.reading import read_range as read_by_device
-from broadsheet.pipeline.source.chunk import Chunk, Selection
-from broadsheet.pipeline.source.format import Format
 from broadsheet.pipeline.source.plan.files import find_files
 from broadsheet.pipeline.source.plan.plan import Plan, Range, RangeEnd, Start, plan_files
 from broadsheet.pipeline.source.read.read import read_range as read_by_host
 from broadsheet.pipeline.source.read.readers import Readers
 from broadsheet.pipeline.source.read.ring import RawBlock
+from broadsheet.pipeline.source.rows.chunk import Chunk, Selection
+from broadsheet.pipeline.source.rows.format import Format
 
 _SYMBOLS, _READS = 70, 1014
 

@@ -16,7 +16,7 @@ from benchmarks.fuzz_records import fields, json_lines
 from benchmarks.fuzz_records.fields import Dialect
 from benchmarks.fuzz_records.texts import CHANGED
 from broadsheet.pipeline.model.preparation import Preparation, Replace, Strip
-from broadsheet.pipeline.source.chunk import Selection
+from broadsheet.pipeline.source.rows.chunk import Selection
 
 _POOL = 6_000
 """Lines of each kind that the lines of a file are drawn from."""

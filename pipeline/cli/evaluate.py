@@ -184,8 +184,8 @@ def _begun(result: Evaluation | LabelEvaluation | NumberEvaluation, as_json: boo
 def _print_labels(result: Evaluation | LabelEvaluation, model: Model, console: PlainConsole) -> None:
     """Print how the label column names the classes: by their numbers, and by labels that name none."""
     from ..report.summary import unknown_labels_line
-    from ..source.label_map import unmatched_line
-    from ..source.labels import class_numbers_line
+    from ..source.rows.label_map import unmatched_line
+    from ..source.rows.labels import class_numbers_line
 
     if result.label_numbers_from is not None:
         console.print(class_numbers_line(result.label_numbers_from, model.classes))

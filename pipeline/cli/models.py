@@ -66,7 +66,7 @@ def calibrate(
     from ..model.scores import BY_CLASS, CARD
     from ..report.phases import Phases
     from ..source.inputs import Paths, local_paths
-    from ..source.label_map import unmatched_line
+    from ..source.rows.label_map import unmatched_line
     from .evaluate import chosen_columns
 
     refuse_outputs({"-o": output}, overwrite, lambda: [model, *local_paths(Paths(data))])
@@ -140,7 +140,7 @@ def convert(
     from ..model.recipes import prepared
     from ..model.scores import CARD
     from ..model.several import load_one
-    from ..source.join import joined_columns
+    from ..source.rows.join import joined_columns
 
     for flag, given_for in (("--preparation", preparation), ("--join", join)):
         if given_for is not None and target.suffix != ".safetensors":

@@ -62,7 +62,7 @@ def workers_for_gpus(models: Sequence[str], options: dict[str, Any], gpus: int) 
     from ...cluster.settings import WORKERS_ON_A_GPU
     from ..model.several import load_models
     from ..options import Options
-    from ..source.limits import is_quick
+    from ..source.rows.limits import is_quick
 
     settings = Options(**options)
     loaded = load_models(models, settings.network, settings.preparation)

@@ -27,7 +27,7 @@ from ..model.charcnn import Model
 from ..model.ngrams import MOST_READ, Kinds, find
 from ..model.several import load_one
 from ..options import SCORE, ScoreKeywords
-from ..source.chunk import Chunk
+from ..source.rows.chunk import Chunk
 
 _CANDIDATES, _MOST_CANDIDATES = 20, 5_000
 _WORDS, _BITS = Kinds(words=1, characters=(0, 0), reads=1014), 22

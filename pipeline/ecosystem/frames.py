@@ -18,7 +18,7 @@ from ..model.charcnn import Model
 from ..options import Options
 from ..output.columns import REASON
 from ..report.results import refuse_taken, with_columns
-from ..source.columns import is_unicode, may_hold
+from ..source.rows.columns import is_unicode, may_hold
 from .resident import share
 from .rows import Labels, ModelOrModels, labels_of
 

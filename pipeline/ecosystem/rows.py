@@ -18,9 +18,9 @@ from ..model.charcnn import Model
 from ..model.several import load_models
 from ..options import Options
 from ..output.columns import REASON, Columns, columns_of, every_row
-from ..source.chunk import QUARANTINE_SCHEMA, Chunk, RowRange, Selection
-from ..source.limits import CHUNK_ROWS, LIMITS
 from ..source.memory.tables import MEMORY, of_table, resolve
+from ..source.rows.chunk import QUARANTINE_SCHEMA, Chunk, RowRange, Selection
+from ..source.rows.limits import CHUNK_ROWS, LIMITS
 from .resident import Resident, in_use, resident
 
 ModelOrModels = str | Path | Model | Iterable[str | Path | Model]

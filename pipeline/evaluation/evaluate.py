@@ -25,10 +25,10 @@ from ..model.charcnn import Model, load_model
 from ..model.scores import assigned, log_scores, probabilities
 from ..model.several import head_of, load_one
 from ..options import READ, ReadKeywords
-from ..source.chunk import SHOWN_BYTES, Chunk, commonest
-from ..source.label_columns import label_lists, label_sets
-from ..source.label_map import unmatched
-from ..source.labels import NO_TRUTH
+from ..source.rows.chunk import SHOWN_BYTES, Chunk, commonest
+from ..source.rows.label_columns import label_lists, label_sets
+from ..source.rows.label_map import unmatched
+from ..source.rows.labels import NO_TRUTH
 from ..source.sample import class_numbers_from, with_class_numbers
 from .chain import Finding, Found
 from .fitting import Figures, figures_of

@@ -36,9 +36,9 @@ from ..model.scores import (
 )
 from ..model.several import load_one
 from ..options import READ, ReadKeywords
-from ..source.chunk import Chunk
-from ..source.label_map import unmatched
-from ..source.labels import NO_TRUTH
+from ..source.rows.chunk import Chunk
+from ..source.rows.label_map import unmatched
+from ..source.rows.labels import NO_TRUTH
 from ..source.sample import sample_input, with_class_numbers
 from .chain import Top, with_promise
 from .rows import (

@@ -18,7 +18,7 @@ from ..model.charcnn import Model
 from ..model.learned import LookedUp
 from ..model.several import load_one
 from ..options import READ, ReadKeywords
-from ..source.label_columns import numbers_in
+from ..source.rows.label_columns import numbers_in
 from .chain import Finding, Found
 from .rows import RowProgress, chosen_input, joined_as, label_column_of, scored_rows, text_columns
 

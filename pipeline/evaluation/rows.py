@@ -21,9 +21,9 @@ from ..model.alphabet import Alphabet
 from ..model.charcnn import Model
 from ..model.model_file import COLUMNS_CARD
 from ..options import Options, ReadKeywords
-from ..source.chunk import Chunk, Selection
 from ..source.inputs import Given, chunks_here, identify, open_input
 from ..source.plan.files import Files
+from ..source.rows.chunk import Chunk, Selection
 from ..source.sample import sample_input
 
 _CHUNK_ROWS = 512

@@ -1,1 +1,1 @@
-"""From the bytes of files to texts on a GPU, for a worker that has one."""
+"""Turns the bytes of files into texts on a GPU, on a worker that has one."""

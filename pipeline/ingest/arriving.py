@@ -1,4 +1,4 @@
-"""Texts that a reader process has decoded, on their way from the slots of the ring to the memory of a GPU."""
+"""Copies texts that a reader process has decoded from the slots of the ring to the memory of a GPU."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from .workspace import lasting, workspace
 
 
 def place_on_gpu(lock: Callable[[int], None], size: int) -> Place:
-    """Memory of the current GPU for texts of so many bytes; of this host where the GPU has none left.
+    """Allocate memory for texts of `size` bytes: on the current GPU, or on this host if the GPU has none left.
 
     Parameters
     ----------
     lock : callable
-        Page-locks a slot of the ring, by its number.
+        Page-locks a slot of the ring, by the slot's number.
     size : int
-        Bytes of the texts.
+        The bytes of the texts.
 
     """
     try:
@@ -34,12 +34,12 @@ def place_on_gpu(lock: Callable[[int], None], size: int) -> Place:
 
 
 class _OnGpu:
-    """Memory of the current GPU: as of `Place`.
+    """A destination in the memory of the current GPU (see `Place`).
 
     Parameters
     ----------
     lock, size
-        As of `place_on_gpu`.
+        See `place_on_gpu`.
 
     """
 
@@ -49,7 +49,7 @@ class _OnGpu:
             self._data = lasting(size)
 
     def write(self, at: int, piece: NDArray[np.uint8], slot: int) -> None:
-        """As of `Place`. Raises BroadsheetError where the GPU fails."""
+        """Copy a piece to its destination (see `Place`). Raises BroadsheetError if the GPU fails."""
         self._lock(slot)
         try:
             with workspace() as own:

@@ -1,4 +1,4 @@
-"""What finds the records in a block of a file, and the rows that it returns."""
+"""The interface of the readers that find the records in a block of a file, and the rows that they return."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..kernels.json_keys import MOST_COLUMNS, JsonKeys, json_keys
-from ..source.chunk import Chunk, Selection
-from ..source.format import Format
 from ..source.formats.csv import Csv, Tsv
 from ..source.formats.jsonl import Jsonl
 from ..source.formats.record_format import TEXT_COLUMN, RecordFormat, Text
 from ..source.read.ring import RawBlock
+from ..source.rows.chunk import Chunk, Selection
+from ..source.rows.format import Format
 
 
 class BlockRows(NamedTuple):
@@ -25,9 +25,9 @@ class BlockRows(NamedTuple):
     chunk : Chunk
         The rows.
     sizes : ndarray
-        int64, the bytes of each record.
+        int64 [N], the bytes of each record.
     odd : int
-        How many of the records the host has read, each by itself.
+        The number of odd records, which the host has read.
 
     """
 
@@ -40,31 +40,33 @@ class BlockReader(Protocol):
     """Reads the blocks of one file."""
 
     def read(self, block: RawBlock, held: memoryview, row: int) -> BlockRows | str:
-        """The rows of a block; or why the host is to read it, a key of `telemetry.read_by.BY_HOST`.
+        """Return the rows of a block, or the reason why the host must read it, a key of `telemetry.read_by.BY_HOST`.
 
         Parameters
         ----------
         block : RawBlock
             The block.
         held : memoryview
-            Its bytes.
+            The bytes of the block.
         row : int
-            The number of its first record.
+            The number of the block's first record.
 
         """
 
 
 OpenBlocks = Callable[[Format, str, Selection], BlockReader]
-"""Returns what reads the blocks of a file, by its format, its path, and the columns that the job uses."""
+"""Returns a reader for the blocks of a file, by its format, its path, and the columns that the job uses."""
 
 
 def keys_of(selection: Selection) -> JsonKeys | None:
-    """The keys of JSON objects that hold the columns that the job uses; None where a GPU cannot look for them."""
+    """Return the keys of JSON objects that hold the columns that the job uses, or None if a GPU cannot
+    look for them.
+    """
     return json_keys(selection.columns, selection.text, [*selection.needed], selection.keep_all)
 
 
 def can_read(form: Format, selection: Selection) -> bool:
-    """Whether a GPU finds the values of these columns in files of a format."""
+    """Whether a GPU can find the values of these columns in files of a format."""
     if len(selection.preparations) > len(selection.byte_steps) or len(selection.columns) > MOST_COLUMNS:
         return False
     if selection.join:

@@ -1,25 +1,25 @@
-"""The fields of CSV and TSV, found on a GPU."""
+"""Finds the fields of CSV and TSV on a GPU."""
 
 from __future__ import annotations
 
 import numpy as np
 
 from ..kernels.record_ops import NOT_THERE, DeviceFields, LineRules, RecordOperations, Skipped, Unread
-from ..source.chunk import Selection
 from ..source.formats.csv import Csv
+from ..source.rows.chunk import Selection
 
 _ALL = int(np.iinfo(np.uint32).max)
 
 
 class CsvRecords:
-    """Finds the fields of records of CSV: as of `RecordFinder`.
+    """Finds the fields of CSV records (see `RecordFinder`).
 
     Parameters
     ----------
     form : Csv
         The format, bound to the columns and the dialect of the file.
     selection : Selection
-        The columns that the job uses. One that the file lacks has no values.
+        The columns that the job uses. A column that the file lacks has no values.
 
     """
 
@@ -30,5 +30,5 @@ class CsvRecords:
         self._fields = DeviceFields(self.rules, len(form.columns), wanted)
 
     def find(self, operations: RecordOperations, records: Unread) -> None:
-        """Begin to look for the values of records: as of `RecordFinder`."""
+        """Start to look for the values of records (see `RecordFinder`)."""
         operations.fields(records, self._fields)

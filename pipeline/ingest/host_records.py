@@ -1,16 +1,18 @@
-"""The records of a block that a GPU leaves to the host."""
+"""Reads, on the host, the records of a block that a GPU leaves to it."""
 
 from __future__ import annotations
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..source.chunk import Chunk, Selection
 from ..source.formats.record_format import RecordFormat
 from ..source.formats.records import Records
+from ..source.rows.chunk import Chunk, Selection
 
 _LINE_END = b"\r\n"
-"""With a CR, so that one that is a part of the record stays a part of it."""
+"""The line end that is added to each record. It has a CR, so that a CR at the end of the record stays part of the
+record.
+"""
 
 
 def read_alone(
@@ -22,10 +24,11 @@ def read_alone(
     begins: NDArray[np.uint32],
     sizes: NDArray[np.uint32],
 ) -> Chunk | None:
-    """Some records of a block, with numbers from 0.
+    """Read some records of a block. Their rows are numbered from 0.
 
-    None where the host takes one of them for several, such as one of CSV in which a quote was left open: then it has to
-    read what is around it too.
+    Return None if the host takes one of them for several, such as a record of CSV in which a quote was left open. Then
+    the
+    host must read the whole block.
 
     Parameters
     ----------
@@ -36,11 +39,11 @@ def read_alone(
     selection : Selection
         The columns that the job uses, as they are in this file.
     block : ndarray
-        uint8, the block.
+        uint8 [bytes], the block.
     at : int
-        The byte of the file at which it begins.
+        The byte of the file at which the block begins.
     begins, sizes : ndarray
-        uint32, the first byte of each record in the block, and its bytes.
+        uint32 [N], the first byte of each record in the block, and its number of bytes.
 
     """
     firsts, own = begins.astype(np.int64), sizes.astype(np.int64)

@@ -1,14 +1,14 @@
-"""The values of JSON Lines, found on a GPU."""
+"""Finds the values of JSON Lines on a GPU."""
 
 from __future__ import annotations
 
 from ..kernels.record_ops import DeviceKeys, LineRules, RecordOperations, Skipped, Unread
-from ..source.chunk import Selection
+from ..source.rows.chunk import Selection
 from .blocks import keys_of
 
 
 class JsonRecords:
-    """Finds the values of JSON objects, one a line: as of `RecordFinder`.
+    """Finds the values of JSON objects, one per line (see `RecordFinder`).
 
     Parameters
     ----------
@@ -26,7 +26,7 @@ class JsonRecords:
         self._may_be_nested = len(selection.columns) > len(selection.text)
 
     def find(self, operations: RecordOperations, records: Unread) -> None:
-        """Begin to look for the values of records: as of `RecordFinder`."""
+        """Start to look for the values of records (see `RecordFinder`)."""
         operations.objects(records, self._keys)
         if self._may_be_nested:
             operations.refuse_repeated_keys(records)

@@ -21,25 +21,25 @@ _REMARK = (
 
 
 class PageLocks:
-    """The slots of a ring that are page-locked: each from its first use on, as far as it is used.
+    """Page-locks the slots of a ring, each from its first use on, as far as it is used.
 
-    A reader has filled a slot by then, so the host has made its pages, which is three quarters of the work. To lock all
-    slots ahead would take that time in this process, and their memory also where a job uses few. Where the host allows
-    no more, the GPU copies from the other slots all the same, at a lower rate: a remark says so until the end.
+    By then a reader has filled the slot, so the host has made its pages, which is three quarters of the work. Locking
+    all slots ahead would take that time in this process, and would use their memory even if a job needs few. If the
+    host allows no more locks, the GPU copies from the other slots at a lower rate, and a remark says so until the end.
     """
 
     def __init__(self, ring: Ring) -> None:
         self._ring = ring
-        self._locked: dict[int, int] = {}  # of each slot, its first bytes
-        self._refused: str | None = None  # why no more slots are locked
+        self._locked: dict[int, int] = {}  # how many of its first bytes are locked, by slot
+        self._refused: str | None = None  # the reason why no more slots are locked
         self._one_at_a_time = threading.Lock()
 
     def lock(self, slot: int) -> None:
-        """Page-lock a slot, unless it is."""
+        """Page-lock a slot, unless it is locked already."""
         self._lock(slot, self._ring.slot_bytes)
 
     def lock_for_pieces(self, slot: int) -> None:
-        """Page-lock that part of a slot which holds pieces of messages, unless it is."""
+        """Page-lock the part of a slot that holds pieces of messages, unless it is locked already."""
         self._lock(slot, min(self._ring.slot_bytes, PIECE_BYTES))
 
     def _lock(self, slot: int, size: int) -> None:
@@ -49,7 +49,7 @@ class PageLocks:
                 return
             address = self._address(slot)
             try:
-                if locked:  # it was used for pieces, and is now for a block
+                if locked:  # it was used for pieces before, and is now used for a block
                     cp.cuda.runtime.hostUnregister(address)
                     del self._locked[slot]
                 cp.cuda.runtime.hostRegister(address, size, _PORTABLE)
@@ -59,7 +59,7 @@ class PageLocks:
                 REMARKS[self._refused] = None
 
     def close(self) -> None:
-        """Unlock all slots. None may be in use."""
+        """Unlock all slots. None of them may be in use."""
         for slot in self._locked:
             with suppress(cp.cuda.runtime.CUDARuntimeError):  # after a failure of the GPU every call fails
                 cp.cuda.runtime.hostUnregister(self._address(slot))

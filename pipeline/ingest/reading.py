@@ -1,4 +1,4 @@
-"""A range that is read by a reader process and a GPU: the process fills blocks, and the GPU finds the records."""
+"""Reads a range with a reader process and a GPU: the process fills blocks, and the GPU finds the records."""
 
 from __future__ import annotations
 
@@ -11,8 +11,6 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from ..source.chunk import Chunk, Selection, numbered
-from ..source.format import InputFile
 from ..source.formats.record_format import Parsed
 from ..source.formats.records import Extent
 from ..source.plan.plan import Range, RangeEnd
@@ -20,6 +18,8 @@ from ..source.read.pieces import ParsedRows, Piece
 from ..source.read.read import Skipped, chunks_of
 from ..source.read.readers import FileBegun, FileDone, HostRows, Readers, started
 from ..source.read.ring import Freed, RawBlock, Refused
+from ..source.rows.chunk import Chunk, Selection, numbered
+from ..source.rows.format import InputFile
 from ..telemetry.read_by import BY_GPU, ODD, OUTSIDE_BLOCKS
 from ..telemetry.spans import Span, span
 from .blocks import BlockReader, BlockRows, OpenBlocks, can_read
@@ -27,11 +27,13 @@ from .blocks import BlockReader, BlockRows, OpenBlocks, can_read
 _Result = TypeVar("_Result")
 
 _LEAST_BYTES = 1 << 20
-"""Bytes that the files of a range must have on average. Smaller files are parsed together on the host."""
+"""How many bytes the files of a range must have on average. Smaller files are parsed together on the host."""
 
 
 def is_read_here(part: Range, selection: Selection) -> bool:
-    """Whether a GPU can find the records of a range, by the listing of its files and the columns that the job uses."""
+    """Whether a GPU can find the records of a range, judging by the listing of its files and the columns that the job
+    uses.
+    """
     if not part.files or part.rows is not None or part.bytes < _LEAST_BYTES * len(part.files):
         return False
     return all(can_read(file.format, selection) for file in part.files)
@@ -46,16 +48,17 @@ def read_range(
     skip: Callable[[str], bool],
     spans: list[Span],
 ) -> Generator[Chunk | Skipped | RangeEnd, None, None]:
-    """Read a range from its first row to its last. Waits for a process before it returns.
+    """Read a range from its first row to its last. This waits for a reader process before it returns. It yields and
+    raises what `broadsheet.pipeline.source.read.read.read_range` does.
 
     Parameters
     ----------
     readers : Readers
-        The processes of which one reads the files.
+        The reader processes. One of them reads the files.
     open_blocks : callable
-        What finds the records.
+        Returns the reader that finds the records of a file.
     part, selection, chunk_rows, skip, spans
-        As of `broadsheet.pipeline.source.read.read.read_range`, which this yields and raises the same as.
+        See `broadsheet.pipeline.source.read.read.read_range`.
 
     """
     return started(_items(readers, open_blocks, part, selection, chunk_rows, skip, spans))
@@ -70,12 +73,12 @@ def _items(
     skip: Callable[[str], bool],
     spans: list[Span],
 ) -> Generator[Any, None, None]:
-    """Yield None once it has a process, then what `read_range` yields.
+    """Yield None as soon as there is a reader process, then what `read_range` yields.
 
     Parameters
     ----------
     readers, open_blocks, part, selection, chunk_rows, skip, spans
-        As of `read_range`.
+        See `read_range`.
 
     """
     read_by: Counter[str] = Counter()
@@ -99,69 +102,70 @@ def _files(
     spans: list[Span],
     read_by: Counter[str],
 ) -> Generator[_File, None, None]:
-    """The files of a range, in order.
+    """Yield the files of a range, in order.
 
     Parameters
     ----------
     messages : generator
-        What `Readers.read_raw` returned for the range.
+        The messages that `Readers.read_raw` returned for the range.
     readers, open_blocks, part, spans
-        As of `read_range`.
+        See `read_range`.
     read_by : Counter
-        Records are counted in it, as of `RangeEnd`.
+        Counts the records, by the keys of `RangeEnd.read_by`.
 
     """
     for file in part.files:
-        begun: FileBegun = next(messages)
-        blocks = open_blocks(begun.form, file.path, begun.selection)
-        yield _File(file, begun, messages, readers, blocks, spans, read_by)
-    next(messages, None)  # the end, after which the process is free for other ranges
+        begin_message: FileBegun = next(messages)
+        blocks = open_blocks(begin_message.form, file.path, begin_message.selection)
+        yield _File(file, begin_message, messages, readers, blocks, spans, read_by)
+    next(messages, None)  # the end of the messages, after which the process is free for other ranges
 
 
 class _File:
-    """A file whose blocks arrive: as of `FileOfPieces`.
+    """A file whose blocks arrive from a reader process (see `FileOfPieces`).
 
     Parameters
     ----------
     file : InputFile
         The file, as it was listed.
     begun : FileBegun
-        What the process that reads it has found.
+        What the process that reads the file has found.
     messages : generator
-        What `Readers.read_raw` yields next.
+        The messages that `Readers.read_raw` yields next.
     readers : Readers
-        They have the blocks.
+        The reader processes, whose ring has the blocks.
     blocks : BlockReader
-        What finds the records.
+        The reader that finds the records of the file.
     spans : list of Span
         A span "ingest" is appended for each block.
     read_by : Counter
-        As of `_files`.
+        See `_files`.
 
     """
 
     def __init__(
         self,
         file: InputFile,
-        begun: FileBegun,
+        begin_message: FileBegun,
         messages: Generator[Any, Any, None],
         readers: Readers,
         blocks: BlockReader,
         spans: list[Span],
         read_by: Counter[str],
     ) -> None:
-        self.file = replace(file, format=begun.form)
+        self.file = replace(file, format=begin_message.form)
         self.problems: list[str] = []
         self.notes: list[str] = []
-        self.extent: Extent | None = begun.extent
+        self.extent: Extent | None = begin_message.extent
         self.stored = 0
-        self.pieces = self._pieces(messages, begun.row)
+        self.pieces = self._pieces(messages, begin_message.row)
         self._readers, self._blocks, self._spans, self._read_by = readers, blocks, spans, read_by
 
     def _pieces(self, messages: Generator[Any, Any, None], row: int) -> Iterator[Piece]:
         refusal: str | None = None
         first = row
         for message in messages:
+            # The end of the file brings what the reader process has noted about it.
             if isinstance(message, FileDone):
                 self.problems += message.problems
                 self.notes += message.notes
@@ -171,6 +175,7 @@ class _File:
                     raise message.error
                 self.notes += message.counting.notes(row - first) if message.counting else []
                 return
+            # Get rows from the reader process, or find them in a raw block on the GPU.
             rows: BlockRows | HostRows | None = None
             if isinstance(message, HostRows):
                 rows = message
@@ -184,6 +189,7 @@ class _File:
                     rows = found
                     self._read_by.update({BY_GPU: rows.chunk.rows_read - rows.odd, ODD: rows.odd})
                 messages.send(Freed() if refusal is None else Refused())
+            # Number the rows and yield them.
             if rows is not None and rows.chunk.rows_read:
                 self.stored = message.stored
                 block = Parsed(rows.chunk, partial(np.asarray, rows.sizes), int(rows.sizes.sum()))

@@ -1,7 +1,11 @@
-"""The records of a block of a file, read on a GPU: a chunk whose texts stay there.
+"""Reads the records of a block of a file on a GPU, and makes a chunk whose texts stay there.
 
-The GPU takes a record only where it reads the same values as the host. The host reads the others together. Where they
-are many, or where it is not certain what the records are, it reads the whole block.
+The GPU takes a record only if it reads the same values as the host would. The host reads the other records, called odd
+ones, together. If there are many, or it is not certain where records begin, the host reads the whole block.
+
+The steps of `RecordBlocks.read`, in order::
+
+    copy the block -> find the lines -> find the values -> have the host read odd records -> write the chunk
 """
 
 from __future__ import annotations
@@ -27,8 +31,12 @@ from ..kernels.record_ops import (
     device_table,
     zeros,
 )
-from ..source.assemble import true_classes
-from ..source.chunk import (
+from ..source.formats.csv import Csv
+from ..source.formats.jsonl import Jsonl
+from ..source.formats.record_format import RecordFormat, Text
+from ..source.read.ring import RawBlock
+from ..source.rows.assemble import true_classes
+from ..source.rows.chunk import (
     QUARANTINE_SCHEMA,
     Chunk,
     OffHost,
@@ -37,13 +45,9 @@ from ..source.chunk import (
     joined_rows,
     noted_rows,
 )
-from ..source.columns import copied
-from ..source.format import Format
-from ..source.formats.csv import Csv
-from ..source.formats.jsonl import Jsonl
-from ..source.formats.record_format import RecordFormat, Text
-from ..source.labels import labels_of, one_label_each
-from ..source.read.ring import RawBlock
+from ..source.rows.columns import copied
+from ..source.rows.format import Format
+from ..source.rows.labels import labels_of, one_label_each
 from ..telemetry.read_by import MANY_ODD, NO_MEMORY, UNCLEAR
 from .blocks import BlockRows
 from .csv_records import CsvRecords
@@ -55,7 +59,9 @@ from .texts import GpuTexts
 from .workspace import Workspace, lasting, workspace
 
 _MOST_ODD, _ODD_SHARE = 64, 0.01
-"""Up to so many records of a block, or such a share of them, go to the host alone. Else the whole block does."""
+"""Up to this number of records of a block, or this share of them, the host reads only the odd records. Otherwise it
+reads the whole block.
+"""
 
 
 @dataclass(frozen=True)
@@ -65,23 +71,23 @@ class _Found:
     Attributes
     ----------
     block : uint8 [bytes]
-        What holds the values.
+        The bytes that hold the values.
     begins, sizes : uint32 [N]
-        The records, as of `Lines`.
+        The records (see `Lines`).
     values : Values
-        Where the values are, those of the text columns first.
+        The places of the values. Those of the text columns come first.
     text_block : uint8 [bytes]
-        What holds the texts.
+        The bytes that hold the texts.
     texts : Values
-        Where the texts are, [N].
+        The places of the texts, [N].
     text_offsets : int64 [N + 1]
-        Where the beginning of each text that the model reads goes.
+        Where the part of each text that the model reads is to be written.
     characters : int64 [N]
-        Characters of the whole texts.
+        The characters of the whole texts.
     offsets : int64 [columns * N + 1]
-        Where each value of the columns on the host goes.
+        Where each value of the columns on the host is to be written.
     odd : Odd
-        Which records are left to the host.
+        The records that are left to the host.
 
     """
 
@@ -101,12 +107,12 @@ class _Found:
 
 
 class RecordBlocks:
-    """Reads blocks of one file of records.
+    """Reads the blocks of one file of records.
 
     Parameters
     ----------
     lock : callable
-        Page-locks a slot of the ring, by its number.
+        Page-locks a slot of the ring, by the slot's number.
     form : RecordFormat
         The format, bound to the file's columns.
     path : str
@@ -121,20 +127,20 @@ class RecordBlocks:
         self._lock, self._form, self._path = lock, form, path
         self._byte_steps = selection.byte_steps
         self._counts_characters = bool(selection.reads or selection.byte_steps)
-        # The GPU prepares all texts, also those of records that the host reads.
+        # The GPU prepares all texts, including those of records that the host reads.
         self._selection = replace(selection, preparations=(), byte_steps=(), only_prepared=False)
         self._operations = RecordOperations(cp.cuda.Device())
         self._finder = _finder(form, selection)
-        # Columns of text are on the host too where they are used as others are: whole, while the model may read only
-        # the beginning. Whatever follows the first such column is there.
+        # If text columns are also used like other columns, they are needed on the host too, and whole, while the
+        # model may read only the beginning. All columns from the first such column on are copied to the host.
         others = {*selection.kept, selection.truth}
         used = [name not in selection.text or name in others for name in selection.columns]
         self._on_host = selection.columns[used.index(True) :] if any(used) else ()
 
     def read(self, block: RawBlock, held: memoryview, row: int) -> BlockRows | str:
-        """The rows of a block: as of `BlockReader`.
+        """Return the rows of a block (see `BlockReader`).
 
-        Raises BroadsheetError where the GPU fails.
+        Raises BroadsheetError if the GPU fails.
         """
         self._lock(block.slot)
         try:
@@ -142,7 +148,7 @@ class RecordBlocks:
                 try:
                     return self._read(own, block, np.frombuffer(held, np.uint8), row)
                 except cp.cuda.memory.OutOfMemoryError:
-                    own.settle()  # the block is being copied from its slot, which the reader fills next
+                    own.settle()  # the block is still being copied from its slot, which the reader fills next
                     cp.get_default_memory_pool().free_all_blocks()
                     return NO_MEMORY
         except (cp.cuda.runtime.CUDARuntimeError, cp.cuda.driver.CUDADriverError) as error:
@@ -155,11 +161,11 @@ class RecordBlocks:
         every = self._lines(own, on_gpu)
         if every is None:
             return UNCLEAR
-        found = self._find(on_gpu, every.begins, every.sizes)  # as if no line was skipped
+        found = self._find(on_gpu, every.begins, every.sizes)  # this is right if no line is skipped
         skipped, odd, *ends = own.fetch(every.skipped, found.odd.count, *self._ends(found))
         if skipped[0]:
-            kept = cp.flatnonzero(every.is_record)
-            found = self._find(on_gpu, every.begins[kept], every.sizes[kept])
+            record_lines = cp.flatnonzero(every.is_record)
+            found = self._find(on_gpu, every.begins[record_lines], every.sizes[record_lines])
             odd, *ends = own.fetch(found.odd.count, *self._ends(found))
         if odd[0] > max(_MOST_ODD, _ODD_SHARE * len(found)):
             return MANY_ODD
@@ -176,7 +182,9 @@ class RecordBlocks:
         return BlockRows(_with_rows_of_host(chunk, row, rows, on_host), sizes, len(rows))
 
     def _lines(self, own: Workspace, block: cp.ndarray) -> Lines | None:
-        """The lines of a block; None where it ends within quotes, or which bytes are within quotes is not certain."""
+        """Return the lines of a block. Return None if it ends within quotes, or if it is not certain which bytes are
+        within quotes.
+        """
         rules = self._finder.rules
         ends = self._operations.line_ends(block, rules)
         is_inside = zeros(1, np.uint8) if ends.insides is None else ends.insides[-1:]
@@ -189,7 +197,7 @@ class RecordBlocks:
         return lines
 
     def _find(self, block: cp.ndarray, begins: cp.ndarray, sizes: cp.ndarray) -> _Found:
-        """Begin to look for the values of records."""
+        """Start to look for the values of records."""
         count = len(begins) * len(self._selection.columns)
         values = Values(cp.empty(count, np.uint8), cp.empty(count, np.uint32), cp.empty(count, np.uint32))
         odd = Odd(cp.empty(len(begins), np.uint8), zeros(1, np.int32))
@@ -215,25 +223,25 @@ class RecordBlocks:
         )
 
     def _values_on_host(self, values: Values, records: int) -> Values:
-        """The values of the columns on the host, which are the last ones."""
+        """Return the values of the columns on the host, which are the last ones."""
         columns = len(self._selection.columns)
         return values.part((columns - len(self._on_host)) * records, columns * records)
 
     def _ends(self, found: _Found) -> tuple[cp.ndarray, cp.ndarray]:
-        """Where the texts end, and where the values on the host do: int64 [1] each."""
+        """Return where the texts end, and where the values on the host end: int64 [1] each."""
         return found.text_offsets[-1:], found.offsets[-1:]
 
     def _with_texts(self, found: _Found, odd: NDArray[np.int64], on_host: Chunk) -> _Found:
-        """The records with the texts that the host has found.
+        """Return the records with the texts that the host has found.
 
         Parameters
         ----------
         found : _Found
             The records.
         odd : ndarray
-            int64, those that the host has read.
+            int64, the numbers of the records that the host has read.
         on_host : Chunk
-            These, with numbers from 0.
+            The rows of these records, with numbers from 0.
 
         """
         data, offsets = on_host.data, on_host.offsets
@@ -250,7 +258,7 @@ class RecordBlocks:
     def _chunk(
         self, own: Workspace, found: _Found, ends: list[NDArray[np.int64]], row: int
     ) -> tuple[Chunk, NDArray[np.int64]]:
-        """The chunk of all records, and the bytes of each.
+        """Return the chunk of all records, and the bytes of each record.
 
         Parameters
         ----------
@@ -259,23 +267,27 @@ class RecordBlocks:
         found : _Found
             The records.
         ends : list of ndarray
-            What `_ends` returned.
+            The values that `_ends` returned.
         row : int
             The number of the first record.
 
         """
         count, operations, quote = len(found), self._operations, self._finder.rules.quote
+        # Write the texts, and the values of the columns on the host, one after the other.
         text, others = lasting(int(ends[0][0])), cp.empty(int(ends[1][0]), np.uint8)
         operations.write(found.text_block, found.texts, quote, found.text_offsets, text)
         blank = cp.empty(count, np.uint8)
         operations.blank(text, found.text_offsets, blank)
         if self._on_host:
             operations.write(found.block, self._values_on_host(found.values, count), quote, found.offsets, others)
+        # Prepare the texts for models that need this.
         prepared = [self._prepared(text, found.text_offsets, table, strips) for _, table, strips in self._byte_steps]
+        # Copy what the host needs. Each copy waits for the GPU, so there is only one.
         sizes, text_offsets, characters, is_blank, offsets, kinds, data, *prepared_offsets = own.fetch(
             found.sizes, found.text_offsets, found.characters, blank,
             found.offsets, self._values_on_host(found.values, count).kinds, others, *(ends for _, ends in prepared),
         )  # fmt: skip
+        # Make the table of rows and the chunk.
         columns = {}
         for number, name in enumerate(self._on_host):
             part = slice(number * count, (number + 1) * count)
@@ -298,21 +310,21 @@ class RecordBlocks:
     def _prepared(
         self, text: cp.ndarray, offsets: cp.ndarray, table: bytes, strips: bool
     ) -> tuple[cp.ndarray, cp.ndarray]:
-        """Begin to prepare texts.
+        """Start to prepare texts.
 
         Parameters
         ----------
         text : uint8 [bytes]
             The texts.
         offsets : int64 [N + 1]
-            Where each begins, and the last ends.
+            Where each text begins, and where the last one ends.
         table, strips
-            As of `Selection.byte_steps`.
+            See `Selection.byte_steps`.
 
         Returns
         -------
         text, offsets
-            The same of the prepared texts. `text` may have bytes after the last of them.
+            The prepared texts and their offsets. `text` may have bytes after the last text.
 
         """
         operations, quote = self._operations, self._finder.rules.quote
@@ -326,7 +338,7 @@ class RecordBlocks:
         return stripped, ends
 
     def _rows(self, columns: dict[str, pa.Array], count: int, row: int) -> pa.Table:
-        """The table of `file`, `row` and the kept columns."""
+        """Return the table of `file`, `row` and the kept columns."""
         selection = self._selection
         names = dict(selection.class_names)
         arrays = [pa.repeat(pa.scalar(self._path, pa.string()), count), pa.array(np.arange(row, row + count))]
@@ -336,7 +348,7 @@ class RecordBlocks:
         return pa.table(arrays, selection.row_schema)
 
     def _with_truth(self, chunk: Chunk, columns: dict[str, pa.Array]) -> Chunk:
-        """The chunk with the classes of the truth column, where there is one."""
+        """Return the chunk with the classes of the truth column, if there is one."""
         name, selection = self._selection.truth, self._selection
         if name is None:
             return chunk
@@ -346,7 +358,7 @@ class RecordBlocks:
 
 
 def _finder(form: RecordFormat, selection: Selection) -> RecordFinder:
-    """What finds the values of a format."""
+    """Return the finder for the values of a format."""
     if isinstance(form, Jsonl):
         return JsonRecords(selection)
     if isinstance(form, Csv):
@@ -361,18 +373,18 @@ def _strings(data: NDArray[np.uint8], offsets: NDArray[np.int64], is_null: NDArr
 
 
 def _with_rows_of_host(chunk: Chunk, first: int, odd: NDArray[np.int64], on_host: Chunk) -> Chunk:
-    """The chunk of all records, in order.
+    """Return the chunk of all records, in order.
 
     Parameters
     ----------
     chunk : Chunk
-        All records, those of the host with their texts alone.
+        All records. Those that the host has read have only their texts.
     first : int
         The number of the first record.
     odd : ndarray
-        int64, which records are those of the host.
+        int64, the numbers of the records that the host has read.
     on_host : Chunk
-        These, with numbers from 0.
+        The rows of these records, with numbers from 0.
 
     """
     is_kept = np.ones(len(chunk), np.bool_)
@@ -402,17 +414,17 @@ def _with_rows_of_host(chunk: Chunk, first: int, odd: NDArray[np.int64], on_host
 
 
 def _without_empty(texts: OffHost | pa.Array, is_kept: NDArray[np.bool_]) -> GpuTexts:
-    """The texts that are kept. A record in quarantine has no text, so those of the others follow one another."""
+    """Return the texts that are kept. A record in quarantine has an empty text, so the other texts stay consecutive."""
     assert isinstance(texts, GpuTexts)
     return GpuTexts(texts.data, np.append(texts.offsets[:-1][is_kept], texts.offsets[-1]), texts.is_blank[is_kept])
 
 
 def _in_order(rows: RowsByName, on_host: RowsByName, numbers: NDArray[np.int64]) -> RowsByName:
-    """Rows by label, together with those of the host, whose row i is numbers[i]."""
+    """Return the numbers of rows by label, with those of the host, whose row i has the number numbers[i]."""
     others = {label: numbers[lines] for label, lines in on_host.items()}
     return {label: np.sort(every) for label, every in joined_rows([rows, others]).items()}
 
 
 def _numbered(table: pa.Table, numbers: NDArray[np.int64]) -> pa.Table:
-    """The table with numbers[i] in place of each row number i."""
+    """Return the table with numbers[i] in place of each row number i."""
     return table.set_column(1, "row", pa.array(numbers[table.column("row").to_numpy()]))

@@ -1,4 +1,4 @@
-"""What a format says of its records, so that a GPU finds them and their values."""
+"""The interface through which a format tells a GPU how to find its records and their values."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class RecordFinder(Protocol):
     Attributes
     ----------
     rules : LineRules
-        How its records end.
+        The rules that say how records end.
 
     """
 
@@ -21,4 +21,4 @@ class RecordFinder(Protocol):
     def rules(self) -> LineRules: ...
 
     def find(self, operations: RecordOperations, records: Unread) -> None:
-        """Begin to look for the values of records, column by column in the order of `Selection.columns`."""
+        """Start to look for the values of records, column by column in the order of `Selection.columns`."""

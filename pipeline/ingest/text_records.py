@@ -1,19 +1,19 @@
-"""Plain text, a text a line, found on a GPU: CSV of one field, without quotes."""
+"""Finds the lines of plain text on a GPU, as CSV of one field without quotes."""
 
 from __future__ import annotations
 
 from ..kernels.record_ops import NOT_THERE, DeviceFields, LineRules, RecordOperations, Skipped, Unread
-from ..source.chunk import Selection
 from ..source.formats.record_format import TEXT_COLUMN
+from ..source.rows.chunk import Selection
 
 
 class TextRecords:
-    """Finds the lines of plain text: as of `RecordFinder`.
+    """Finds the lines of plain text (see `RecordFinder`).
 
     Parameters
     ----------
     selection : Selection
-        The columns that the job uses: that of the text, and kept ones, which a line does not have.
+        The columns that the job uses: the text column, and kept columns, which a line does not have.
 
     """
 
@@ -24,5 +24,5 @@ class TextRecords:
         self._fields = DeviceFields(self.rules, 1, wanted)
 
     def find(self, operations: RecordOperations, records: Unread) -> None:
-        """Begin to look for the values of records: as of `RecordFinder`."""
+        """Start to look for the values of records (see `RecordFinder`)."""
         operations.fields(records, self._fields)

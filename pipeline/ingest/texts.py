@@ -11,13 +11,13 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from ..kernels.driver_calls import copy
-from ..source.chunk import OffHost, are_blank, buffers_of
+from ..source.rows.chunk import OffHost, are_blank, buffers_of
 from .workspace import lasting, workspace
 
 
 @dataclass(frozen=True)
 class GpuTexts:
-    """N texts on a GPU: as of `OffHost`. The GPU has written `data` by the time that one is made.
+    """N texts on a GPU (see `OffHost`). The GPU has finished writing `data` when this object is made.
 
     Attributes
     ----------
@@ -42,16 +42,16 @@ class GpuTexts:
         return len(self.is_blank)
 
     def __getitem__(self, rows: slice) -> GpuTexts:
-        """Some texts that follow one another."""
+        """Return consecutive texts."""
         first, last, _ = rows.indices(len(self))
         return GpuTexts(self.data, self.offsets[first : last + 1], self.is_blank[first:last])
 
     def filter(self, which: pa.BooleanArray) -> pa.LargeBinaryArray:
-        """A copy of the texts where `which`, [N], is true, on the host."""
+        """Return a copy, on the host, of the texts for which `which`, bool [N], is true."""
         return self.on_host().filter(which)
 
     def joined(self, others: Sequence[OffHost | pa.LargeBinaryArray]) -> OffHost:
-        """These texts, and then others, which may be on the host."""
+        """Return these texts followed by others, which may be on the host."""
         with self.data.device, workspace() as own:
             every = [self, *(_on_gpu(texts) for texts in others if len(texts))]
             data = lasting(sum(texts.nbytes for texts in every))
@@ -66,19 +66,19 @@ class GpuTexts:
         return GpuTexts(data, offsets, np.concatenate([texts.is_blank for texts in every]))
 
     def on_host(self) -> pa.LargeBinaryArray:
-        """A copy of the texts."""
+        """Return a copy of the texts on the host."""
         begin, end = int(self.offsets[0]), int(self.offsets[-1])
         buffers = [None, pa.py_buffer(self.offsets - begin), pa.py_buffer(cp.asnumpy(self.data[begin:end]))]
         return pa.Array.from_buffers(pa.large_binary(), len(self), buffers)
 
     def beginnings(self, rows: Sequence[int], size: int) -> list[bytes]:
-        """The first bytes of some texts."""
+        """Return the first `size` bytes of the texts of these rows."""
         bounds = [(int(self.offsets[i]), int(self.offsets[i + 1])) for i in rows]
         return [cp.asnumpy(self.data[begin : min(end, begin + size)]).tobytes() for begin, end in bounds]
 
 
 def _on_gpu(texts: OffHost | pa.LargeBinaryArray) -> GpuTexts:
-    """The texts on the current GPU."""
+    """Return the texts on the current GPU."""
     if isinstance(texts, GpuTexts):
         return texts
     assert isinstance(texts, pa.Array)

@@ -1,6 +1,6 @@
-"""What a thread needs to read a block on the GPU: a stream, and memory that the next block uses again.
+"""A stream, and memory that is used again for the next block: what a thread needs to read a block on the GPU.
 
-A thread borrows a workspace for each block. Workspaces do not belong to threads, because Dask begins a new thread
+A thread borrows a workspace for each block. Workspaces do not belong to threads, because Dask starts a new thread
 whenever a task leaves its own.
 """
 
@@ -21,14 +21,14 @@ from ..kernels.twins import copy_small, page_locked
 _ALIGNED = 512
 
 _FIRST = -1
-"""The priority of what reads: its kernels are short, and the engine waits for what they find."""
+"""The priority of the streams that read: their kernels are short, and the engine waits for their results."""
 
 
 class Workspace:
     """A stream, and memory for arrays that nobody needs after the block.
 
-    CuPy's own pool asks the driver for memory where sizes differ from block to block, which takes long and holds up
-    other threads.
+    If sizes differ from block to block, CuPy's own pool asks the driver for memory, which takes long and holds up other
+    threads.
     """
 
     def __init__(self) -> None:
@@ -40,17 +40,19 @@ class Workspace:
 
     @contextmanager
     def in_use(self) -> Iterator[None]:
-        """In the block the stream is CuPy's current one, and arrays lie in this memory. They end with the block."""
+        """Return a context in which the stream is CuPy's current one, and new arrays lie in this memory. The arrays
+        must not be used after it.
+        """
         with self.stream:
             if self._wanted > len(self._memory):
-                self._memory = cp.empty(0, np.uint8)  # so that the pool may use it for what follows
+                self._memory = cp.empty(0, np.uint8)  # freed first, so that the pool may use it for the next allocation
                 self._memory = cp.empty(1 << (self._wanted - 1).bit_length(), np.uint8)
             self._used = self._wanted = 0
             with cp.cuda.using_allocator(self._allocate):
                 yield
 
     def fetch(self, *arrays: cp.ndarray) -> list[NDArray[Any]]:
-        """Copies of arrays on the host, once the GPU has computed them."""
+        """Return copies of arrays on the host, once the GPU has computed them."""
         begins = [0]
         for array in arrays:
             begins.append(begins[-1] + -(-array.nbytes // _ALIGNED) * _ALIGNED)
@@ -67,7 +69,7 @@ class Workspace:
         return found
 
     def settle(self) -> None:
-        """Wait for all that the stream was given, and leave this core to others meanwhile."""
+        """Wait for all work of the stream, and leave this core to other threads meanwhile."""
         record(self._reached, self.stream)
         self._reached.synchronize()
 
@@ -85,7 +87,7 @@ _FREE: dict[int, LifoQueue[Workspace]] = {}
 
 @contextmanager
 def workspace() -> Iterator[Workspace]:
-    """A workspace on the current GPU, which no other thread uses in the block."""
+    """Return a context with a workspace on the current GPU that no other thread uses."""
     make_current()
     free = _FREE.setdefault(cp.cuda.runtime.getDevice(), LifoQueue())
     try:
@@ -100,13 +102,13 @@ def workspace() -> Iterator[Workspace]:
 
 
 def close_workspaces() -> None:
-    """Release the memory of all workspaces. None may be in use."""
+    """Release the memory of all workspaces. None of them may be in use."""
     _FREE.clear()
     cp.get_default_memory_pool().free_all_blocks()
 
 
 def lasting(size: int) -> cp.ndarray:
-    """An array, uint8 [size], that may be used after the block of its workspace."""
+    """Return an array, uint8 [size], that may be used after the context of its workspace."""
     return cp.ndarray(size, np.uint8, _lasting(size))
 
 

@@ -29,11 +29,11 @@ from ..output.select import OneFile
 from ..output.store import Location
 from ..report.facts import Growth
 from ..report.job import JobReport, Progress
-from ..source.chunk import Selection
-from ..source.format import InputFile, Schema
 from ..source.inputs import Given, JobInput, identify, local_paths, paths_of
 from ..source.plan.files import Files
 from ..source.plan.plan import Plan, bound, files_in_ranges, parts_of
+from ..source.rows.chunk import Selection
+from ..source.rows.format import InputFile, Schema
 from ..storage.buckets import refuse_useless
 from ..storage.disk import refuse_outputs
 from .again import refuse_difference

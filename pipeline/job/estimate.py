@@ -33,13 +33,13 @@ from ..output.store import Location
 from ..processes.threads import available_cores
 from ..report.breakdown import MUCH_ASKED, asks
 from ..report.facts import Growth
-from ..source.chunk import Chunk, concat
 from ..source.inputs import Given
-from ..source.labels import NO_TRUTH
-from ..source.limits import chunk_rows as usual_chunk_rows
 from ..source.plan.files import Files, divided
 from ..source.plan.plan import files_in_ranges, part_name, parts_of
 from ..source.read.readers import bytes_of
+from ..source.rows.chunk import Chunk, concat
+from ..source.rows.labels import NO_TRUTH
+from ..source.rows.limits import chunk_rows as usual_chunk_rows
 from ..source.sample import Sample, sample_input, slow_to_read, with_class_numbers
 from .beginning import asked_update, named_input, refuse_files, rooted
 from .memory import JobMemory, memory_of

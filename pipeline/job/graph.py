@@ -26,10 +26,10 @@ from ...cluster.workers import scheduler_answers
 from ..errors import BroadsheetError, SourceError
 from ..measures.examples import Shown
 from ..report.timeline import Source
-from ..source.chunk import Chunk
 from ..source.inputs import Unread
 from ..source.plan.plan import Range, RangeEnd, Start, part_name
 from ..source.read.readers import ReaderLost
+from ..source.rows.chunk import Chunk
 from . import tasks
 from .range_tasks import TOPIC, RangeResult, begin_no_more, count_rows, label_range
 from .starts import Starts

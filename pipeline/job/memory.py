@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from ..model.charcnn import Model
 from ..processes.threads import available_cores
-from ..source.limits import LIMITS
 from ..source.read.readers import MOST_BYTES, MOST_CHUNKS, MOST_OF_ONE
 from ..source.read.ring import SLOT_BYTES, SLOTS_EACH
+from ..source.rows.limits import LIMITS
 
 _MIB = 1 << 20
 

@@ -31,12 +31,12 @@ from ..output.formats import PART_FORMATS, PartFormat, check_writable
 from ..output.layout import PartNames
 from ..output.record import LearnedFrom
 from ..processes.threads import available_cores
-from ..source.chunk import Chunk, RowRange, Selection, concat, first_chunks
-from ..source.compression import not_decoded
 from ..source.inputs import Paths, Unread, open_input, read_here
 from ..source.memory.stdin import STDIN, Stdin
 from ..source.plan.files import Files, takes_encoding
 from ..source.plan.plan import RangeEnd
+from ..source.rows.chunk import Chunk, RowRange, Selection, concat, first_chunks
+from ..source.rows.compression import not_decoded
 from ..source.sample import with_class_numbers
 from .beginning import named_input, refuse_files
 

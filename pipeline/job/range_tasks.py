@@ -28,10 +28,10 @@ from ..labelling.engines import ENGINES
 from ..measures.examples import Shown
 from ..output.commit import commit_end, committed_entry
 from ..output.record import Entry
-from ..source.chunk import Chunk
 from ..source.plan.plan import Range, RangeEnd
 from ..source.read.read import Skipped
 from ..source.read.readers import bytes_of
+from ..source.rows.chunk import Chunk
 from ..telemetry.remarks import REMARKS
 from ..telemetry.spans import Span, drain, span
 from .tasks import (

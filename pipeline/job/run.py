@@ -40,10 +40,10 @@ from ..report.summary import unknown_labels_line
 from ..report.tally import Tally
 from ..report.timeline import Timeline, save_trace
 from ..source.inputs import Given, RowsInMemory, open_input, planned_files
-from ..source.limits import chunk_rows as usual_chunk_rows
 from ..source.memory.stdin import Stdin
 from ..source.plan.files import Files, divided
 from ..source.plan.plan import changed_chunks
+from ..source.rows.limits import chunk_rows as usual_chunk_rows
 from ..source.sample import with_class_numbers
 from ..storage.disk import refuse_outputs, write_file
 from ..storage.names import is_url

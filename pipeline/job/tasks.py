@@ -31,8 +31,8 @@ from ..output.object_store import open_store
 from ..output.record import Entry, Judged, LearnedFrom
 from ..output.sidecars import with_ids
 from ..output.store import Location, Store
-from ..source.chunk import Chunk, RowRange, Selection, commonest, numbered
 from ..source.plan.plan import RangeEnd, part_name
+from ..source.rows.chunk import Chunk, RowRange, Selection, commonest, numbered
 from ..telemetry.activity import ACTIVITY, COUNTS
 from ..telemetry.profile import Profile
 from ..telemetry.spans import STORE_WAITS, Place, Span, clock, drain, here, span

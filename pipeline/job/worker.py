@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 from ..ingest import reading as ingest
 from ..labelling.engines import ENGINES
 from ..output.commit import commit_chunk
-from ..source.chunk import Chunk, Selection
 from ..source.plan.plan import Range, RangeEnd, Start
 from ..source.read.read import Skipped, count_range, read_range
 from ..source.read.readers import MOST_OF_ONE, Readers, Room
+from ..source.rows.chunk import Chunk, Selection
 from ..telemetry.spans import Span
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..model.reference import NO_LABEL
-from ..source.labels import NO_TRUTH
+from ..source.rows.labels import NO_TRUTH
 
 LENGTHS = (0, 1, 50, 100, 150, 200, 250, 300, 400, 500, 750, 1000, 2000, 5000, 10_000)
 """Characters at which the classes of article lengths begin; the last has no end."""

@@ -8,7 +8,7 @@ import pyarrow as pa
 
 from ..model.charcnn import Model
 from ..model.learned import LookedUp
-from ..source.chunk import Chunk
+from ..source.rows.chunk import Chunk
 
 
 def looked_up(model: Model, chunk: Chunk) -> LookedUp | None:

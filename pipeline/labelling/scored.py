@@ -24,7 +24,7 @@ from ..model.charcnn import Model
 from ..model.layers import WHOLE
 from ..model.reference import top_k
 from ..model.scores import Heads, parts_of
-from ..source.chunk import HEAD_BYTES, QUARANTINE_SCHEMA, Chunk
+from ..source.rows.chunk import HEAD_BYTES, QUARANTINE_SCHEMA, Chunk
 from ..telemetry.spans import Span
 from .windows import Windows
 

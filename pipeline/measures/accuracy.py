@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..model.reference import NO_LABEL
-from ..source.labels import NO_TRUTH
+from ..source.rows.labels import NO_TRUTH
 from .intervals import Interval, wilson
 
 

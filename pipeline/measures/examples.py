@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ..source.chunk import SHOWN_BYTES, Chunk
+from ..source.rows.chunk import SHOWN_BYTES, Chunk
 
 MOST_CLOSEST, MOST_OF_LABEL, MOST_LABELS = 10, 3, 30
 

@@ -13,7 +13,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Annotated, TypedDict, Unpack
 
 from ..errors import FLAGS, UsageError, install
-from ..source.limits import CHUNK_ROWS, MOST_CHUNK_ROWS
+from ..source.rows.limits import CHUNK_ROWS, MOST_CHUNK_ROWS
 from .table import Option, Table
 
 if TYPE_CHECKING:
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from ..model.several import Models
     from ..output.model_columns import ModelColumns
     from ..output.record import Settings
-    from ..source.chunk import Selection
-    from ..source.labels import LabelRules
+    from ..source.rows.chunk import Selection
+    from ..source.rows.labels import LabelRules
 
 _CHUNKS = "{cpu} to {:,} on a CPU (encoders: fewer), {cuda:,} or {:,} on a GPU".format(
     *MOST_CHUNK_ROWS.values(), **CHUNK_ROWS
@@ -231,11 +231,11 @@ class Options(TABLE.made("Options")):  # type: ignore[misc]
         from ..output.account import most_allowed
         from ..output.sidecars import refuse_unfit
         from ..output.where import Where
-        from ..source.columns import distinct
-        from ..source.compression import encoding_named
         from ..source.formats.record_format import dialect_of
-        from ..source.join import joined_columns
         from ..source.plan.files import refuse_unfit_share
+        from ..source.rows.columns import distinct
+        from ..source.rows.compression import encoding_named
+        from ..source.rows.join import joined_columns
         from ..storage.buckets import check_endpoint
         from ..storage.names import refuse_not_utf8, root_of
 
@@ -301,14 +301,14 @@ class Options(TABLE.made("Options")):  # type: ignore[misc]
     @property
     def label_rules(self) -> LabelRules:
         """How labels name classes."""
-        from ..source.label_map import read_label_map
-        from ..source.labels import LabelRules
+        from ..source.rows.label_map import read_label_map
+        from ..source.rows.labels import LabelRules
 
         classes_of = {} if self.map_labels is None else read_label_map(self.map_labels)
         return LabelRules(self.label_numbers_from, self.fold_labels, classes_of)
 
     def selection(self, models: Models) -> Selection:
-        from ..source.chunk import Selection
+        from ..source.rows.chunk import Selection
 
         preparations = {own.id: own for model in models.loaded if (own := model.preparation)}
         text, join = self._texts_for(models)
@@ -336,7 +336,7 @@ class Options(TABLE.made("Options")):  # type: ignore[misc]
 
     def _texts_for(self, models: Models) -> tuple[tuple[str, ...], str]:
         """The columns of text, and the template that joins them: the models' own where the user names neither."""
-        from ..source.join import joined_columns
+        from ..source.rows.join import joined_columns
 
         if self.join is None and not self.text_column and models.join:
             return joined_columns(models.join)
@@ -372,8 +372,8 @@ class Options(TABLE.made("Options")):  # type: ignore[misc]
         from msgspec import UNSET
 
         from ..output.record import Settings
-        from ..source.label_map import digest_of_label_map
         from ..source.open.opening import digest_of
+        from ..source.rows.label_map import digest_of_label_map
 
         several = tuple(model.is_multi_label for model in models.every)
         recorded = {name: getattr(self, name) for name in Settings.__struct_fields__ if name in TABLE}

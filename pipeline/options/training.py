@@ -168,7 +168,7 @@ class TrainRequest(TRAIN.made("train")):  # type: ignore[misc]
         for name in ("text_column", "label_column", "columns", "classes", "settings"):
             self._set(name, None if getattr(self, name) is None else tuple(getattr(self, name)))
         if self.join is not None:
-            from ..source.join import joined_columns  # PyArrow takes time to load
+            from ..source.rows.join import joined_columns  # PyArrow takes time to load
 
             columns, template = joined_columns(self.join, self.text_column)
             self._set("text_column", columns)

@@ -14,9 +14,9 @@ from msgspec import UNSET, UnsetType
 
 from ..errors import UsageError
 from ..labelling.counts import LENGTHS
-from ..source.chunk import RowRange
-from ..source.labels import NO_TRUTH
 from ..source.plan.plan import Start, part_name, range_name
+from ..source.rows.chunk import RowRange
+from ..source.rows.labels import NO_TRUTH
 from .layout import group_of
 from .record import Accounted, ClosingEntry, Entry, Figures, Judged, LearnedFrom, ListedFile, SavedPlan, Scores, Totals
 from .saved_plan import files_of

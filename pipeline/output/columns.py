@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from ..engine.base import Predictions
 from ..errors import UsageError
 from ..labelling.scored import Scoring
-from ..source.chunk import Chunk, RowRange, Selection
-from ..source.labels import NO_TRUTH
+from ..source.rows.chunk import Chunk, RowRange, Selection
+from ..source.rows.labels import NO_TRUTH
 from .model_columns import N_CHARS, TRUTH, ModelColumns
 from .where import Where
 

@@ -26,9 +26,9 @@ from msgspec import UNSET
 from ..errors import OutputError
 from ..labelling.counts import count_scores
 from ..model.reference import NO_LABEL
-from ..source.chunk import QUARANTINE_SCHEMA
-from ..source.labels import NO_TRUTH
 from ..source.plan.plan import RangeEnd
+from ..source.rows.chunk import QUARANTINE_SCHEMA
+from ..source.rows.labels import NO_TRUTH
 from ..storage.disk import Content
 from .formats import part_files, read_part
 from .layout import QUARANTINE, PartNames, entry_file, quarantine_file

@@ -24,9 +24,9 @@ from msgspec import UNSET
 
 from ..errors import BroadsheetError, OutputError, UsageError
 from ..processes.threads import available_cores
-from ..source.chunk import RowRange
 from ..source.open.ahead import in_order
 from ..source.plan.plan import part_name
+from ..source.rows.chunk import RowRange
 from ..storage.disk import Content
 from .account import Counts, groups_of
 from .commit import read_committed

@@ -22,7 +22,7 @@ from pyarrow import csv
 
 from ..errors import OutputError, UsageError, did_you_mean
 from ..labelling.scored import set_aside
-from ..source.chunk import Chunk
+from ..source.rows.chunk import Chunk
 from ..storage.disk import Content
 from .json_texts import json_texts, lines_of
 from .layout import NULL_FOLDER, PartNames, folder_values, value_folder

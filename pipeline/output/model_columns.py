@@ -22,8 +22,8 @@ from ..model.learned import LookedUp
 from ..model.reference import NO_LABEL
 from ..model.scores import assigned
 from ..model.several import Models
-from ..source.label_columns import SEPARATOR
-from ..source.labels import NO_TRUTH
+from ..source.rows.label_columns import SEPARATOR
+from ..source.rows.labels import NO_TRUTH
 
 TRUTH = pa.field("truth", pa.string())
 """The true class of a row, where the input has one."""

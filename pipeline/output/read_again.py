@@ -16,12 +16,12 @@ from msgspec import UNSET
 from numpy.typing import NDArray
 
 from ..errors import SourceError, UsageError
-from ..source.chunk import Chunk, Selection
-from ..source.format import InputFile
 from ..source.formats.onehot import OneHot
 from ..source.plan.files import find_again
 from ..source.plan.plan import Plan, Range, plan_files
 from ..source.read.read import read_range
+from ..source.rows.chunk import Chunk, Selection
+from ..source.rows.format import InputFile
 from .layout import group_of
 from .record import Entry, SavedPlan, Settings
 from .saved_plan import listed, parts_of_saved

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from ..engine.base import Backend
 from ..errors import OutputError
 from ..labelling.counts import LENGTHS, SCORES, count_lengths
-from ..source.chunk import MOST, RowRange
+from ..source.rows.chunk import MOST, RowRange
 from . import layout
 from .cut import Chosen
 from .layout import COMPACTING, HIDDEN_PARTS, QUARANTINE, VERSION, WITHDRAWING, PartNames, folder_values

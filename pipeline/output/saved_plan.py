@@ -13,11 +13,11 @@ import pyarrow as pa
 from msgspec import UNSET, UnsetType
 
 from ..errors import OutputError, first_of
-from ..source.chunk import Selection
-from ..source.format import InputFile, Schema
-from ..source.labels import LabelRules
 from ..source.plan.files import Files
 from ..source.plan.plan import Plan, bound, plan_files
+from ..source.rows.chunk import Selection
+from ..source.rows.format import InputFile, Schema
+from ..source.rows.labels import LabelRules
 from .layout import VERSION, WITHDRAWING
 from .record import ListedFile, SavedPlan, SavedSelection, from_json
 

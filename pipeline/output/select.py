@@ -24,10 +24,10 @@ from numpy.typing import NDArray
 
 from ..errors import BroadsheetError, OutputError, UsageError, did_you_mean, renamed
 from ..processes.threads import available_cores, threads
-from ..source.chunk import QUARANTINE_SCHEMA
-from ..source.columns import distinct
 from ..source.open.ahead import in_order
 from ..source.plan.plan import Plan
+from ..source.rows.chunk import QUARANTINE_SCHEMA
+from ..source.rows.columns import distinct
 from ..storage.disk import refuse_outputs, write_file
 from ..storage.names import located, root_of
 from .account import Sums, groups_of

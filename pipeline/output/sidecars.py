@@ -27,8 +27,8 @@ from msgspec import UNSET, Meta, Struct
 
 from ..errors import OutputError, UsageError
 from ..processes.threads import available_cores, threads
-from ..source.chunk import Chunk
 from ..source.plan.plan import part_name
+from ..source.rows.chunk import Chunk
 from ..storage.disk import why_not
 from . import layout
 from .commit import committed_rows, read_committed

@@ -19,11 +19,11 @@ from ..output.commit import committed_rows, quarantine_table
 from ..output.folder import OutputFolder
 from ..output.layout import QUARANTINE
 from ..output.store import Location
-from ..source.chunk import QUARANTINE_SCHEMA, Chunk, RowRange, Selection
-from ..source.columns import may_hold
-from ..source.limits import LIMITS
 from ..source.memory.items import as_items
 from ..source.memory.tables import MEMORY, as_tables
+from ..source.rows.chunk import QUARANTINE_SCHEMA, Chunk, RowRange, Selection
+from ..source.rows.columns import may_hold
+from ..source.rows.limits import LIMITS
 
 if TYPE_CHECKING:
     import pandas as pd

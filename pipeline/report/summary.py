@@ -15,11 +15,11 @@ from ..errors import counted, first_of, in_python, printable
 from ..output.account import most_allowed
 from ..output.compact import Compacted
 from ..output.record import Totals
-from ..source.compression import not_decoded
-from ..source.label_map import unmatched, unmatched_line
-from ..source.labels import NO_TRUTH, LabelRules, class_numbers_line
 from ..source.memory.tables import MEMORY
 from ..source.plan.files import takes_encoding
+from ..source.rows.compression import not_decoded
+from ..source.rows.label_map import unmatched, unmatched_line
+from ..source.rows.labels import NO_TRUTH, LabelRules, class_numbers_line
 from ..telemetry.read_by import BY_GPU, BY_HOST
 from .facts import UPDATE_CHANGED, JobFacts, RunFacts, models_of
 from .overlap import overlap_line

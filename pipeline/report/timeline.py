@@ -18,9 +18,9 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from ..source.chunk import Chunk
 from ..source.inputs import Unread
 from ..source.plan.plan import Range
+from ..source.rows.chunk import Chunk
 from ..storage.disk import write_file
 from ..telemetry.spans import LANES, Clock, Place, Span, brought_home, span
 

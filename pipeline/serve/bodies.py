@@ -30,7 +30,7 @@ from ..model.preparation import buffers_of
 from ..output.columns import REASON, computed_columns
 from ..output.formats import to_plain
 from ..output.model_columns import N_CHARS, ModelColumns, Names
-from ..source.limits import LIMITS
+from ..source.rows.limits import LIMITS
 from .http_link import Served
 from .requests import Packed
 

@@ -15,10 +15,6 @@ from typing import Any, Protocol
 
 from ..errors import SourceError, UsageError, counted
 from ..storage.names import as_url, in_archive
-from .chunk import Chunk, RowRange, Selection, first_chunks
-from .columns import may_hold
-from .compression import UTF8, not_decoded
-from .format import InputFile
 from .memory.items import Items, as_items
 from .memory.stdin import STDIN, Stdin
 from .memory.tables import MEMORY, Tables, as_tables, dask_selection, partition_chunk
@@ -27,12 +23,18 @@ from .plan.files import Files, Identity, find_files, may_be_input
 from .plan.plan import Plan, Range, RangeEnd, Start, part_name, plan_files, range_name, refuse_useless
 from .plan.search import Problem, search
 from .read.read import Skipped, read_range
+from .rows.chunk import Chunk, RowRange, Selection, first_chunks
+from .rows.columns import may_hold
+from .rows.compression import UTF8, not_decoded
+from .rows.format import InputFile
 
 _RANGES_AT_ONCE = 2
-"""That are read here: while the last blocks of one are parsed, the first of the next are read."""
+"""The number of ranges that are read here at once: while the last blocks of one are parsed, the first of the next are
+read.
+"""
 
 _SHOWN = 60
-"""Characters of a text that is taken for a path, in a message."""
+"""How many characters a message shows of a text that was taken for a path."""
 
 
 class Paths(tuple[str, ...]):
@@ -50,31 +52,49 @@ class Paths(tuple[str, ...]):
     """
 
     def __new__(cls, paths: str | Iterable[str | os.PathLike[str]] = ()) -> Paths:
-        """One path, given as a string, is that path and not its characters."""
+        """Treat a single string as one path, rather than as a sequence of characters."""
         return super().__new__(cls, [paths] if isinstance(paths, str) else [os.fspath(path) for path in paths])
 
 
 @dataclass(frozen=True)
 class Unread:
-    """Rows that the client could not read, and why. name: of the part that they would have become."""
+    """Rows that the client could not read.
+
+    Attributes
+    ----------
+    name : str
+        The name of the part that the rows would have become.
+    reason : str
+        Why they could not be read.
+
+    """
 
     name: str
     reason: str
 
 
 class Before(Protocol):
-    """What earlier runs of a job have done."""
+    """What earlier runs of a job did."""
 
     @property
     def done(self) -> Container[str]:
         """The names of chunks that are committed, and of ranges that need not be read again."""
 
     def start_after(self, number: int, start: Start | None) -> Start | None:
-        """Where the range after this one begins in its file, where that is known. start: of this one."""
+        """Return where the range after this one begins in its file, or None if it is unknown.
+
+        Parameters
+        ----------
+        number : int
+            The number of this range.
+        start : Start or None
+            Where this range begins.
+
+        """
 
 
 class NothingBefore:
-    """What is before the first run of a job."""
+    """The state before the first run of a job."""
 
     done: Container[str] = ()
 
@@ -86,12 +106,19 @@ Ended = Callable[[RangeEnd], None]
 
 
 def _unnoted(end: RangeEnd) -> None:
-    """For who needs no account of what was read."""
+    """Ignore the end of a range. Used by callers that need no account of what was read."""
 
 
 class Ranges(Protocol):
-    """Returns what is to be done, the largest first, without what is done before. ended: called with the end of rows
-    in memory, after the last of them.
+    """Yields the ranges that are still to be read, the largest first, and leaves out those that `before` has.
+
+    Parameters
+    ----------
+    before : Before
+        What earlier runs of the job did.
+    ended : callable
+        For rows in memory, called with the end of the range after its last row.
+
     """
 
     def __call__(self, before: Before, ended: Ended = _unnoted) -> Iterator[Range | Unread]: ...
@@ -104,17 +131,17 @@ class JobInput:
     Attributes
     ----------
     selection : Selection
-        With its text columns and id types resolved.
+        The columns that the job uses, with the text columns and id types resolved.
     ranges : Ranges
-        What is to be done.
+        Yields the ranges to read.
     rows : int
-        How many there are; 0 where that is not known.
+        The number of rows; 0 if it is unknown.
     bytes : int
-        Stored, of files.
+        The size of the files as they are stored.
     problems : tuple of (str, str)
-        Of what could not be listed.
+        The files and folders that could not be listed, each with a message.
     plan : Plan or None
-        Of files, to be saved for a resumed job; None for rows in memory.
+        The plan of the files, which is saved for a resumed job; None for rows in memory.
 
     """
 
@@ -128,7 +155,7 @@ class JobInput:
 
 @dataclass(frozen=True)
 class RowsInMemory:
-    """Rows in the client's memory, or that the client gets from an object which is read once."""
+    """Rows in the client's memory, or rows that the client gets from an object that can be read only once."""
 
     held: Tables | Items
     identity: Identity
@@ -161,7 +188,7 @@ def identify(
     endpoint: str | None = None,
     input_format: str | None = None,
 ) -> Given:
-    """The input of a job, before it is planned. Raises UsageError where there is none.
+    """Return the input of a job, before it is planned. Raises UsageError if there is no input.
 
     Parameters
     ----------
@@ -169,15 +196,15 @@ def identify(
         The input. A string is a path, and so is each item of `Paths` or of a list of `pathlib.Path`; a list of strings
         is articles.
     symbols, length : int
-        Of the model, for files that are encoded already.
+        The model's number of symbols and length of a text, for files that are already encoded.
     whole_hash : bool
-        Hash what is in the files.
+        Hash the content of the files.
     by_content : bool
-        Identify rows in memory by a hash of them; what is read once is never the same again.
+        Identify rows in memory by their hash. An object that can be read only once is never the same again.
     root : path-like, optional
-        The folder or URL to which names of files are relative; by default they are absolute.
+        The folder or URL to which the names of files are relative. By default names are absolute.
     endpoint, input_format : str, optional
-        As of `find_files`.
+        See `find_files`.
 
     """
     if isinstance(source, Stdin):
@@ -201,7 +228,7 @@ def identify(
 
 
 def paths_of(source: Any) -> list[str] | None:
-    """The paths, patterns and URLs that a source is; None for anything else."""
+    """Return the paths, patterns and URLs that a source stands for, or None if it is something else."""
     if isinstance(source, Paths):
         return [os.fspath(path) for path in source]
     if isinstance(source, str | os.PathLike):
@@ -212,8 +239,8 @@ def paths_of(source: Any) -> list[str] | None:
 
 
 def local_paths(source: Any, input_format: str | None = None) -> list[str]:
-    """The paths of the files here, archives themselves, that a source names: nothing of rows in memory. Raises as
-    `identify`.
+    """Return the paths of the local files that a source names. Of a file in an archive, this is the archive. Rows in
+    memory have none. Raises the errors of `identify`.
     """
     names = [inside.archive if (inside := in_archive(name)) else name for name in paths_of(source) or ()]
     here = [name for name in names if as_url(name) is None]
@@ -221,7 +248,7 @@ def local_paths(source: Any, input_format: str | None = None) -> list[str]:
 
 
 def _instead_of_path(source: Any, message: str) -> str | None:
-    """The message for a string that is probably no path, but a text to label; None for any other source."""
+    """Return the message for a string that is probably a text to label and not a path, or None for any other source."""
     if not isinstance(source, str) or "://" in source or os.path.lexists(source):
         return None
     shown = source if len(source) <= _SHOWN else f"{source[:_SHOWN]}…"
@@ -230,8 +257,8 @@ def _instead_of_path(source: Any, message: str) -> str | None:
 
 
 def _dask_frame(source: Any) -> Any:
-    """A Dask DataFrame; of a Series, with the column "text"."""
-    from dask.dataframe import DataFrame, Series  # takes a second to import, so only where it is needed
+    """Return a Dask DataFrame. A Series becomes a DataFrame with the column "text"."""
+    from dask.dataframe import DataFrame, Series  # importing this takes a second, so it is done only if needed
 
     if isinstance(source, DataFrame):
         return source
@@ -261,7 +288,7 @@ def open_input(
     limit: int | None = None,
     cut: bool = True,
 ) -> JobInput:
-    """Plan an input, or use the plan of its files that was saved before.
+    """Plan an input, or use the saved plan of its files.
 
     Parameters
     ----------
@@ -270,18 +297,18 @@ def open_input(
     selection : Selection
         The columns that the job uses.
     chunk_rows : int
-        Rows in a chunk at most.
+        The largest number of rows in a chunk.
     saved : Plan, optional
-        The plan.
+        The plan that an earlier run saved.
     limit : int, optional
-        Only so many rows.
+        The largest number of rows to read.
     cut : bool
-        Whether large files are read in parts.
+        Whether large files are cut into parts.
 
     Raises
     ------
     UsageError
-        For a column that does not exist.
+        If a column does not exist.
 
     """
     refuse_unfit(given, selection)
@@ -307,7 +334,7 @@ def open_input(
 
 
 def refuse_unfit(given: Given, selection: Selection) -> None:
-    """Raise UsageError for an option that goes with input of another kind."""
+    """Raise UsageError for an option that does not go with this kind of input."""
     if isinstance(given, Files):
         refuse_useless(given.found, selection)
         return
@@ -322,18 +349,19 @@ def refuse_unfit(given: Given, selection: Selection) -> None:
 
 
 def planned_files(plan: Plan) -> JobInput:
-    """The ranges of files, those that are largest as they were listed first."""
+    """Return the ranges of files. Those whose files were largest when they were listed come first."""
 
     def ranges(before: Before, ended: Ended = _unnoted) -> Iterator[Range | Unread]:
         left: list[Range] = []
         start: Start | None = None
-        begun: tuple[InputFile, ...] | None = None  # a file of which a part is to be read
+        reread_files: tuple[InputFile, ...] | None = None  # the files of the last part that is to be read
         for part in plan.ranges:
-            # Parts after that one are read too, and their chunks counted: the row numbers pass through them.
-            is_done = range_name(part.number) in before.done and part.files is not begun
+            # Later parts of the same file are read again, and their committed chunks only counted, because row
+            # numbers pass through them.
+            is_done = range_name(part.number) in before.done and part.files is not reread_files
             if not is_done and (part.files or not plan.files):
                 left.append(replace(part, start=start if part.part else None))
-                begun = part.files
+                reread_files = part.files
             start = before.start_after(part.number, start if part.part else Start(0, 0)) if not part.is_last else None
         yield from sorted(left, key=lambda part: sum(file.stored for file in part.files), reverse=True)
 
@@ -341,7 +369,7 @@ def planned_files(plan: Plan) -> JobInput:
 
 
 def _in_memory(chunks: Iterable[Chunk], path: str, before: Before, ended: Ended = _unnoted) -> Iterator[Range | Unread]:
-    """Chunks that are read here, up to the first that cannot be."""
+    """Yield a range for each chunk that is read here, and stop at the first that cannot be read."""
     row = count = 0
     try:
         for chunk in chunks:
@@ -358,7 +386,7 @@ def _in_memory(chunks: Iterable[Chunk], path: str, before: Before, ended: Ended 
 def _partitions(
     frame: Any, selection: Selection, limit: int | None, before: Before, ended: Ended = _unnoted
 ) -> Iterator[Range | Unread]:
-    """One chunk a partition. With a limit the partitions up to it are counted first, each where Dask computes it.
+    """Yield a range for each partition. With a limit, Dask first counts the rows of the partitions up to the limit.
 
     Parameters
     ----------
@@ -367,11 +395,11 @@ def _partitions(
     selection : Selection
         The columns that the job uses.
     limit : int or None
-        Only so many rows.
+        The largest number of rows to read.
     before : Before
-        What earlier runs of the job have done.
+        What earlier runs of the job did.
     ended : callable
-        Called with the end of the rows.
+        Called with the end of the range after its last row.
 
     """
     from dask import delayed
@@ -390,13 +418,13 @@ def _partitions(
 
 
 def read_here(job_input: JobInput) -> Iterator[Chunk | RangeEnd | Unread]:
-    """All of an input in its order, read in this process."""
+    """Yield the chunks of an input in their order, read in this process."""
     if job_input.plan is not None:
         plan, selection = job_input.plan, job_input.selection
         whole = replace(plan, parts=(1,) * len(plan.sizes))
         reads = (partial(read_range, part, selection, plan.chunk_rows, lambda _: False) for part in whole.ranges)
         with closing(ahead(reads, _RANGES_AT_ONCE, 1)) as items:
-            yield from (item for item in items if not isinstance(item, Skipped))  # of which there are none
+            yield from (item for item in items if not isinstance(item, Skipped))  # this run skips no chunk
         return
     for source in job_input.ranges(NothingBefore()):
         if isinstance(source, Unread):
@@ -406,10 +434,10 @@ def read_here(job_input: JobInput) -> Iterator[Chunk | RangeEnd | Unread]:
 
 
 def chunks_here(job_input: JobInput) -> Iterator[Chunk]:
-    """Every chunk in input order, read in this process.
+    """Yield every chunk in the order of the input, read in this process.
 
-    Raises SourceError for a file that is not wholly readable; single bad rows are in the quarantine of their chunk, and
-    a warning at the end names those in another encoding.
+    Raises SourceError if a file cannot be read to its end. Single bad rows go to the quarantine of their chunk, and a
+    warning at the end counts those that are in another encoding.
     """
     undecoded: Counter[str] = Counter()
     if job_input.problems:

@@ -1,5 +1,6 @@
-"""A sample of an input, the first rows of some of its files; and how many rows the whole has: counted where that is
-little, else by the sizes of all files. And a remark about a large file that only one core can read.
+"""Takes a sample of an input, the first rows of some of its files, and finds how many rows the input has: by counting
+if it is small, and else by the sizes of all files. It also makes a remark about a large file that only one core can
+read.
 """
 
 from __future__ import annotations
@@ -17,29 +18,29 @@ import pyarrow as pa
 
 from ..errors import SourceError, UsageError
 from ..processes.threads import available_cores
-from .chunk import Chunk, Selection, concat, empty_chunk, first_chunks
-from .compression import HEAD_BYTES, UTF8, Transcoded, compression_of
-from .format import InputFile
 from .formats.record_format import RecordFormat
 from .formats.records import read_records
 from .inputs import Given, RowsInMemory, refuse_unfit
-from .label_columns import label_lists
-from .labels import first_class_number, has_numbers
 from .open.decompress import beginning
 from .open.opening import open_at, open_location
 from .plan.examine import Examined, examine
 from .plan.files import Files
 from .plan.plan import Plan, Range, RangeEnd, plan_files
 from .read.read import read_range
+from .rows.chunk import Chunk, Selection, concat, empty_chunk, first_chunks
+from .rows.compression import HEAD_BYTES, UTF8, Transcoded, compression_of
+from .rows.format import InputFile
+from .rows.label_columns import label_lists
+from .rows.labels import first_class_number, has_numbers
 
 _PLACES = 8
-"""A sample is taken from so many files, or places of a table, at even distances."""
+"""How many files, or places of a table, at even distances, a sample comes from."""
 
 _COUNTED_BYTES = 64 << 20
-"""So much is read to count rows. Of more input, rows are estimated."""
+"""How many bytes are read to count rows. The rows of a larger input are estimated."""
 
 _LABEL_ROWS = 16_384
-"""Rows that are looked at to find out whether a label column numbers the classes."""
+"""How many rows are examined to find out whether a label column numbers the classes."""
 
 _HEAD_BYTES = 1 << 20
 _CHUNK_ROWS = 16_384
@@ -48,22 +49,22 @@ _LARGE_BYTES = 1 << 30
 
 @dataclass
 class Sample:
-    """Some rows of an input, and what is known of all of them.
+    """Some rows of an input, and what is known about all of its rows.
 
     Attributes
     ----------
     selection : Selection
-        With its columns resolved.
+        The columns that the job uses, resolved.
     chunk : Chunk
         The rows.
     rows : int or None
-        Of the whole input; None where they cannot be estimated.
+        The number of rows of the whole input; None if it cannot be estimated.
     counted : bool
         Whether `rows` is exact.
     reading_seconds : float
-        What this machine takes to read the files that are read front to back, each by one core.
+        How long this machine takes to read the files that are read front to back, each by one core.
     problems, notes : list of str
-        Of whole files, and what may be amiss with them.
+        The problems of whole files, and what else may be wrong with them.
 
     """
 
@@ -77,10 +78,10 @@ class Sample:
 
 
 def sample_input(given: Given, selection: Selection, rows: int, limit: int | None) -> Sample:
-    """About `rows` rows of an input. limit: only its first rows count.
+    """Take a sample of about `rows` rows of an input. limit: if given, only the first `limit` rows count.
 
-    Raises UsageError for a column that does not exist, an option that does not fit, and an input that can be read only
-    once; SourceError where no file can be read.
+    Raises UsageError for a column that does not exist, an option that does not fit, or an input that can be read only
+    once. Raises SourceError if no file can be read.
     """
     refuse_unfit(given, selection)
     if isinstance(given, RowsInMemory):
@@ -108,11 +109,11 @@ class _FilesSample:
     Attributes
     ----------
     files : list of InputFile
-        Those files.
+        The files from which the sample is taken.
     problems : list of str
-        What was wrong with them, after what was known before.
+        The problems that were known before, followed by the problems of the sample.
     notes : dict of str to None
-        What may be amiss with them, in order.
+        What else may be wrong with the files, in order.
 
     """
 
@@ -127,16 +128,16 @@ class _FilesSample:
         return concat(self._chunks) if self._chunks else empty_chunk(self._plan.selection)
 
     def draw(self, rows: int, limit: int | None) -> None:
-        """Draw about `rows` rows. limit: only the first rows of the plan count."""
+        """Draw about `rows` rows. limit: if given, only the first `limit` rows of the plan count."""
         left = rows if limit is None else min(rows, limit)
         groups = [(file,) for file in self.files] if limit is None else [self._plan.files]
         for number, files in enumerate(groups):
             left -= self.read(files, max(1, left // (len(groups) - number)), is_drawn=True)
 
-    def read(self, files: Sequence[InputFile], most: int | None, is_drawn: bool) -> int:
-        """Count the first rows of files. With `is_drawn` they are parsed, and belong to the sample."""
+    def read(self, files: Sequence[InputFile], limit: int | None, is_drawn: bool) -> int:
+        """Count the first rows of files. With `is_drawn`, the rows are parsed and become part of the sample."""
         count = 0
-        part = Range(0, tuple(files), self._plan.first, most)
+        part = Range(0, tuple(files), self._plan.first, limit)
         for item in read_range(part, self._plan.selection, _CHUNK_ROWS, lambda _: not is_drawn):
             if isinstance(item, RangeEnd):
                 self.problems.extend(message for _, message in item.problems if message not in self.problems)
@@ -150,28 +151,28 @@ class _FilesSample:
 def class_numbers_from(
     given: Given, selection: Selection, column: str, several: bool = False, separator: str | None = None
 ) -> int | None:
-    """The number of the first class where a label column numbers the classes; None where its labels are names.
+    """Return the number of the first class if a label column numbers the classes, or None if its labels are names.
 
-    It is found in a sample of the rows. Input that can be read only once is not sampled: its labels are names, unless
-    the user says otherwise.
+    A sample of the rows shows which is the case. Input that can be read only once is not sampled: its labels are names,
+    unless the user says otherwise.
 
     Parameters
     ----------
     given : Files, RowsInMemory, DaskFrame or Stdin
         The input.
     selection : Selection
-        What is read of it, before its columns are resolved, with the classes and the user's rules.
+        What is read from it, before its columns are resolved, with the classes and the user's rules.
     column : str
         The label column.
     several : bool
         Whether a row may have several labels.
     separator : str, optional
-        As of `label_lists`.
+        See `label_lists`.
 
     Raises
     ------
     UsageError
-        Where the column holds numbers that may count the classes from 0 as well as from 1.
+        If the column holds numbers that may count the classes from 0 or from 1.
 
     """
     if selection.rules.numbers_from is not None or has_numbers(selection.classes):
@@ -192,7 +193,7 @@ def class_numbers_from(
 
 
 def with_class_numbers(given: Given, selection: Selection) -> Selection:
-    """The selection, with the number of the first class where its truth column numbers the classes.
+    """Return the selection, with the number of the first class if its truth column numbers the classes.
 
     Raises UsageError as `class_numbers_from` does.
     """
@@ -203,7 +204,7 @@ def with_class_numbers(given: Given, selection: Selection) -> Selection:
 
 
 def _some_rows(given: Given, selection: Selection) -> pa.Table | None:
-    """Rows from several places of an input; None where it can be read only once, or not at all."""
+    """Return rows from several places of an input, or None if it can be read only once, or not at all."""
     try:
         if isinstance(given, RowsInMemory) and given.held.rows is not None:
             return _of_table(given, selection, _LABEL_ROWS, None).chunk.rows
@@ -211,7 +212,7 @@ def _some_rows(given: Given, selection: Selection) -> pa.Table | None:
             sample = _FilesSample(plan_files(given.found, selection, _CHUNK_ROWS), [])
             sample.draw(_LABEL_ROWS, None)
             return sample.chunk.rows
-    except (SourceError, UsageError):  # whoever reads all rows reports it
+    except (SourceError, UsageError):  # the job reports this when it reads all rows
         return None
     return None
 
@@ -228,16 +229,16 @@ def _of_table(given: RowsInMemory, selection: Selection, rows: int, limit: int |
 
 
 def _even(count: int) -> list[int]:
-    """Some of the numbers below `count`, at even distances."""
+    """Return some of the numbers below `count`, at even distances."""
     places = min(_PLACES, count)
     return [place * count // places for place in range(places)]
 
 
 def _estimated(plan: Plan) -> tuple[int | None, float]:
-    """How many rows all files have, and the seconds that reading takes.
+    """Estimate how many rows all files have, and how many seconds reading takes.
 
-    A byte of a format, with its compression, holds as many rows as one of those files of this kind that are looked at.
-    Files of different kinds may differ by a factor of ten, so each kind is estimated by itself.
+    For each kind of file, which is a format with a compression, some files are examined. Their rows per byte are those
+    of all files of the kind. Kinds may differ by a factor of ten, so each is estimated by itself.
     """
     kinds: dict[tuple[str, str | None], list[InputFile]] = defaultdict(list)
     for file in plan.files:
@@ -248,11 +249,12 @@ def _estimated(plan: Plan) -> tuple[int | None, float]:
         total = sum(file.stored for file in files)
         some = _by_bytes(files)
         found = [(file.stored, one) for file in some if (one := _density_of(file, plan)) is not None]
-        if not found:  # they are among the problems of the sample, where that has them
+        if not found:  # if the sample contains these files, they are among its problems
             unknown += total
             continue
         known += total
-        weights = [stored if len(some) == len(files) else 1 for stored, _ in found]  # a large file is there more often
+        # Otherwise a large file is in the list more often.
+        weights = [stored if len(some) == len(files) else 1 for stored, _ in found]
         rows += total * fmean((rows for _, (rows, _) in found), weights)
         if files[0].front_to_back:
             seconds = fmean((seconds for _, (_, seconds) in found), weights)
@@ -264,8 +266,8 @@ def _estimated(plan: Plan) -> tuple[int | None, float]:
 
 
 def _by_bytes(files: Sequence[InputFile]) -> list[InputFile]:
-    """Up to _PLACES files, those in which places at even distances of all their bytes lie: a large one may be there
-    several times.
+    """Return up to `_PLACES` files: those that contain places at even distances in the bytes of all files. A large file
+    may be among them several times.
     """
     if len(files) <= _PLACES:
         return [*files]
@@ -275,7 +277,9 @@ def _by_bytes(files: Sequence[InputFile]) -> list[InputFile]:
 
 
 def _density_of(file: InputFile, plan: Plan) -> tuple[float, float] | None:
-    """Rows and seconds of reading for each stored byte of a file; None where it has none, or cannot be read."""
+    """Return the rows and the seconds of reading per stored byte of a file, or None if it is empty or
+    cannot be read.
+    """
     if not file.stored:
         return None
     try:
@@ -286,7 +290,7 @@ def _density_of(file: InputFile, plan: Plan) -> tuple[float, float] | None:
 
 
 def _density(examined: Examined) -> tuple[int, int, float]:
-    """How many rows a file or the beginning of it has, its stored bytes, and the seconds in which one core reads it.
+    """Return how many rows the beginning of a file has, its stored bytes, and the seconds in which one core reads it.
 
     Raises SourceError for a file that would have to be read to its end for that.
     """
@@ -305,14 +309,17 @@ def _density(examined: Examined) -> tuple[int, int, float]:
             head = raw.read(_HEAD_BYTES)
         text, stored = beginning(head, compression_of(head[:HEAD_BYTES], file.compression))[0], len(head)
         if file.format.encoding != UTF8:
-            text = Transcoded(BytesIO(text), file.format.encoding).read(4 * len(text))  # a character takes four bytes
+            # A character takes at most four bytes.
+            text = Transcoded(BytesIO(text), file.format.encoding).read(4 * len(text))
     records = read_records(BytesIO(text[start:]), file.format.split, start, limits=file.format.limits)
-    rows = sum(map(len, records)) - (stored < file.stored)  # the last one is cut off there
+    rows = sum(map(len, records)) - (stored < file.stored)  # the last row is cut off there
     return max(rows, 1), max(stored, 1), time.perf_counter() - began
 
 
 def slow_to_read(files: Sequence[InputFile]) -> str | None:
-    """A remark about the largest compressed file of 1 GiB or more, which one core reads; None where there is none."""
+    """Return a remark about the largest compressed file of 1 GiB or more, which one core reads, or None if there is no
+    such file.
+    """
     large = [file for file in files if file.compression and file.stored >= _LARGE_BYTES]
     if not large:
         return None

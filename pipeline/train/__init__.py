@@ -27,8 +27,8 @@ from ..model.charcnn import Model, load_encoder
 from ..model.model_file import COLUMNS_CARD
 from ..options.training import TRAIN, TrainKeywords, TrainRequest
 from ..processes.threads import free_cores
-from ..source.label_map import read_label_map, unmatched
-from ..source.labels import class_numbers_line
+from ..source.rows.label_map import read_label_map, unmatched
+from ..source.rows.labels import class_numbers_line
 from .after import Compared, Parts, model_of
 from .answers import Answers
 from .branch import Branch, fit_branch, fit_head

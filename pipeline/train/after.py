@@ -32,7 +32,7 @@ from ..model.learned import LearnedRows
 from ..model.ngrams import MOST_READ
 from ..model.quantised import SCALE_ROWS, with_scales
 from ..model.scores import CARD, DEFAULT_THRESHOLD, LEAST_ROWS, Levels, assigned, best_thresholds, fitted, probabilities
-from ..source.labels import NO_TRUTH
+from ..source.rows.labels import NO_TRUTH
 from .answers import Answers
 from .branch import Branch, plain_on_words
 from .data import LabelledArticles, TrainingData

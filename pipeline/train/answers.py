@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..model.scores import Heads, parts_of
-from ..source.labels import NO_TRUTH
+from ..source.rows.labels import NO_TRUTH
 from .objective import class_weights, sharpened
 
 RowNumbers = NDArray[np.int64]

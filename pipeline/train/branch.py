@@ -27,7 +27,7 @@ from ..model.encoder import Encoder
 from ..model.ngrams import Grams, Kinds, NGrams, counted, find, scores
 from ..model.scores import of_levels
 from ..model.torch_encoder import TorchEncoder
-from ..source.labels import NO_TRUTH
+from ..source.rows.labels import NO_TRUTH
 from .answers import Answers, Floats, Labels, RowNumbers
 from .data import TextBuffers
 from .linear import MOST_ROWS, Fitted, Fitter, GpuFitter, NewtonFitter, NumberFitter, ProductFitter, Singles, products

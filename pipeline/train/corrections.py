@@ -18,7 +18,7 @@ from ..engine.base import Texts
 from ..errors import UsageError, counted
 from ..evaluation.decisions import LEAVE_OUT, Decision, key_of, read_decisions
 from ..model.alphabet import Alphabet, encode
-from ..source.labels import NO_TRUTH
+from ..source.rows.labels import NO_TRUTH
 from .data import LabelledArticles, TextBuffers, joined
 
 _SHOWN = 5

@@ -19,10 +19,10 @@ from ..model.ngrams import MOST_READ
 from ..model.preparation import buffers_of, column_of
 from ..model.scores import Heads, Levels, of_head, parts_of
 from ..options import ReadKeywords
-from ..source.chunk import Chunk
 from ..source.inputs import chunks_here, open_input
-from ..source.label_columns import label_lists, label_sets, numbers_in
-from ..source.labels import (
+from ..source.rows.chunk import Chunk
+from ..source.rows.label_columns import label_lists, label_sets, numbers_in
+from ..source.rows.labels import (
     NO_TRUTH,
     LabelRules,
     class_indices,

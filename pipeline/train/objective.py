@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..model.scores import TEMPERATURES, fitted, log_loss
-from ..source.labels import NO_TRUTH
+from ..source.rows.labels import NO_TRUTH
 
 Doubles = NDArray[np.float64]
 

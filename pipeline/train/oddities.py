@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from ..errors import first_of
-from ..source.labels import NO_TRUTH, one_letter_off, spelled_alike
+from ..source.rows.labels import NO_TRUTH, one_letter_off, spelled_alike
 from .data import LabelColumn, LabelledArticles
 from .progress import Odd
 

@@ -30,8 +30,8 @@ from ..model.encoder_file import FILES, has_head
 from ..model.model_file import HUB, fetch_from_hub
 from ..model.scores import Levels
 from ..model.several import load_one
-from ..source.chunk import Chunk
-from ..source.labels import class_of_each
+from ..source.rows.chunk import Chunk
+from ..source.rows.labels import class_of_each
 from .answers import Answers
 from .branch import folds_of, on_vectors
 from .data import ArticleReader, LabelledArticles, TextBuffers, indices_of, joined, sorted_names, with_first_number

@@ -30,7 +30,7 @@ from broadsheet.pipeline.model.cascade import Cascade, asked, margins
 from broadsheet.pipeline.model.charcnn import Model, load_model
 from broadsheet.pipeline.model.ngrams import Kinds, scores
 from broadsheet.pipeline.model.several import Models, load_models
-from broadsheet.pipeline.source.limits import chunk_rows
+from broadsheet.pipeline.source.rows.limits import chunk_rows
 
 WORDS = ["stocks", "fell", "monday", "oil", "rose", "home", "team", "won", "comet", "orbit", "12", "ü", "market"]
 

@@ -26,11 +26,11 @@ from broadsheet.pipeline import SourceError, classify
 from broadsheet.pipeline.job.worker import STATE
 from broadsheet.pipeline.model.charcnn import Model
 from broadsheet.pipeline.report.job import JobReport, Progress
-from broadsheet.pipeline.source.chunk import Chunk, Selection
 from broadsheet.pipeline.source.plan.files import find_files
 from broadsheet.pipeline.source.plan.plan import Plan, Range, RangeEnd, files_in_ranges, part_name, plan_files
 from broadsheet.pipeline.source.read.read import Skipped, read_range
 from broadsheet.pipeline.source.read.readers import Room
+from broadsheet.pipeline.source.rows.chunk import Chunk, Selection
 
 # Each commit is noted. A worker dies, once, as it reads the fourth chunk of "b.jsonl.gz": no other chunk is begun then,
 # and the client has heard of all that were. Chunks of "slow" take longer, and the fifth until the job is stopped, or

@@ -24,8 +24,8 @@ from broadsheet.pipeline import classify, verify
 from broadsheet.pipeline.job.starts import Starts
 from broadsheet.pipeline.model.charcnn import Model
 from broadsheet.pipeline.report.job import JobReport
-from broadsheet.pipeline.source.chunk import Chunk, Selection, concat
 from broadsheet.pipeline.source.plan.plan import Range, RangeEnd, Start
+from broadsheet.pipeline.source.rows.chunk import Chunk, Selection, concat
 
 ROWS = 400
 

@@ -12,13 +12,13 @@ from pathlib import Path
 import pyarrow as pa
 
 from broadsheet.pipeline.ingest.blocks import BlockRows
-from broadsheet.pipeline.source.chunk import Chunk, Selection, numbered
-from broadsheet.pipeline.source.format import Format
 from broadsheet.pipeline.source.formats.record_format import RecordFormat
 from broadsheet.pipeline.source.formats.records import Records
 from broadsheet.pipeline.source.plan.plan import Plan, Range, RangeEnd, Start
 from broadsheet.pipeline.source.read.read import Skipped, read_range
 from broadsheet.pipeline.source.read.ring import RawBlock
+from broadsheet.pipeline.source.rows.chunk import Chunk, Selection, numbered
+from broadsheet.pipeline.source.rows.format import Format
 from broadsheet.pipeline.telemetry.read_by import MANY_ODD, UNCLEAR
 
 SLOT_BYTES = 64 << 10

@@ -10,14 +10,14 @@ from pathlib import Path
 
 import numpy as np
 
-from broadsheet.pipeline.source.chunk import Chunk, Selection, numbered
-from broadsheet.pipeline.source.format import InputFile
 from broadsheet.pipeline.source.formats.jsonl import Jsonl
 from broadsheet.pipeline.source.formats.records import Records, read_records
-from broadsheet.pipeline.source.limits import LIMITS, Limits
 from broadsheet.pipeline.source.plan.files import find_files
 from broadsheet.pipeline.source.plan.plan import Plan, Range, RangeEnd, Start, plan_files
 from broadsheet.pipeline.source.read.read import Skipped, read_range
+from broadsheet.pipeline.source.rows.chunk import Chunk, Selection, numbered
+from broadsheet.pipeline.source.rows.format import InputFile
+from broadsheet.pipeline.source.rows.limits import LIMITS, Limits
 
 
 @dataclass

@@ -19,8 +19,8 @@ from records_on_cpu import at, compiled
 from broadsheet.pipeline.ingest.record_blocks import RecordBlocks
 from broadsheet.pipeline.kernels.catalog import Kernel
 from broadsheet.pipeline.kernels.record_ops import RecordOperations
-from broadsheet.pipeline.source.chunk import Selection
-from broadsheet.pipeline.source.format import Format
+from broadsheet.pipeline.source.rows.chunk import Selection
+from broadsheet.pipeline.source.rows.format import Format
 
 _FUNCTIONS = {
     "find_changes": "changes",

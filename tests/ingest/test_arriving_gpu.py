@@ -20,12 +20,12 @@ from reading import found
 
 from broadsheet.pipeline import classify, close
 from broadsheet.pipeline.engine.open import why_no_gpu
-from broadsheet.pipeline.source.chunk import Chunk, Selection
 from broadsheet.pipeline.source.plan.plan import plan_files
 from broadsheet.pipeline.source.read.read import read_range
 from broadsheet.pipeline.source.read.readers import Readers
 from broadsheet.pipeline.source.read.ring import Ring
 from broadsheet.pipeline.source.read.ring_messages import PIECE_BYTES, OnHost
+from broadsheet.pipeline.source.rows.chunk import Chunk, Selection
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(why_no_gpu() is not None, reason=f"{why_no_gpu()}")]
 

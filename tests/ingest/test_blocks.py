@@ -21,13 +21,13 @@ from reading import found
 from broadsheet.pipeline import close
 from broadsheet.pipeline.ingest.blocks import BlockRows, can_read
 from broadsheet.pipeline.ingest.reading import read_range as read_in_blocks
-from broadsheet.pipeline.source.chunk import Selection
 from broadsheet.pipeline.source.formats.csv import Csv, Tsv
 from broadsheet.pipeline.source.formats.record_format import Text
 from broadsheet.pipeline.source.plan.plan import RangeEnd, plan_files
 from broadsheet.pipeline.source.read.read import read_range
 from broadsheet.pipeline.source.read.readers import ReaderLost, Readers
 from broadsheet.pipeline.source.read.ring import RawBlock
+from broadsheet.pipeline.source.rows.chunk import Selection
 from broadsheet.pipeline.telemetry.read_by import BY_GPU, BY_HOST, MANY_ODD, ODD, OUTSIDE_BLOCKS
 
 SELECTION = Selection(kept=("id",), truth="label", classes=("a",))

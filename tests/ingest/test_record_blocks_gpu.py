@@ -18,11 +18,11 @@ from broadsheet.pipeline import classify, close
 from broadsheet.pipeline.engine.open import why_no_gpu
 from broadsheet.pipeline.ingest.blocks import BlockRows, OpenBlocks
 from broadsheet.pipeline.ingest.reading import read_range as read_in_blocks
-from broadsheet.pipeline.source.chunk import Selection
 from broadsheet.pipeline.source.plan.plan import RangeEnd, plan_files
 from broadsheet.pipeline.source.read.read import read_range
 from broadsheet.pipeline.source.read.readers import Readers
 from broadsheet.pipeline.source.read.ring import RawBlock
+from broadsheet.pipeline.source.rows.chunk import Selection
 from broadsheet.pipeline.telemetry.remarks import REMARKS
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(why_no_gpu() is not None, reason=f"{why_no_gpu()}")]

@@ -35,7 +35,7 @@ import sys
 from pathlib import Path
 from benchmarks.fuzz_records.reading import Blocks, BothWays, find_files, plan_files, read_by_host
 from benchmarks.fuzz_records.trials import Look
-from broadsheet.pipeline.source.chunk import Selection
+from broadsheet.pipeline.source.rows.chunk import Selection
 
 line = '{"%s": "a text", "label": "%s"}'
 lines = [line % ("text", f"label {i:02}") for i in range(16) for _ in range(2)]

@@ -20,8 +20,8 @@ from texts import TEXTS
 
 from broadsheet.pipeline import Paths, UsageError, classify, dry_run
 from broadsheet.pipeline.model.charcnn import Model
-from broadsheet.pipeline.source.chunk import Selection
 from broadsheet.pipeline.source.inputs import identify
+from broadsheet.pipeline.source.rows.chunk import Selection
 from broadsheet.pipeline.source.sample import sample_input
 
 SELECTION = Selection(("title", "description"), truth="class", header=("class", "title", "description"))

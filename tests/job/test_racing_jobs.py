@@ -26,7 +26,7 @@ from broadsheet.pipeline.output.local_store import LocalStore
 from broadsheet.pipeline.output.record import Entry
 from broadsheet.pipeline.output.store import check_claim, take_over
 from broadsheet.pipeline.report.job import JobReport
-from broadsheet.pipeline.source.chunk import QUARANTINE_SCHEMA
+from broadsheet.pipeline.source.rows.chunk import QUARANTINE_SCHEMA
 
 TEXTS = [f"article {i}" for i in range(24)]
 

@@ -24,9 +24,9 @@ from benchmarks.chaos.jobs import contents
 from benchmarks.chaos.slow import slowed
 from broadsheet.pipeline import OutputError, UsageError, classify, merge, select, verify
 from broadsheet.pipeline.model.charcnn import Model
-from broadsheet.pipeline.source.format import InputFile
 from broadsheet.pipeline.source.formats.csv import Csv
 from broadsheet.pipeline.source.plan.files import Files, divided
+from broadsheet.pipeline.source.rows.format import InputFile
 
 COUNT = 4
 

@@ -18,10 +18,10 @@ from numpy.typing import NDArray
 from records_on_cpu import COMPILER, Finding, Read, at, compiled
 
 from broadsheet.pipeline.ingest.host_records import read_alone
-from broadsheet.pipeline.source.chunk import Chunk, Selection
 from broadsheet.pipeline.source.formats.csv import Csv
 from broadsheet.pipeline.source.formats.record_format import RecordFormat, Text
 from broadsheet.pipeline.source.formats.records import Records
+from broadsheet.pipeline.source.rows.chunk import Chunk, Selection
 
 pytestmark = pytest.mark.skipif(COMPILER is None, reason="no C++ compiler is here")
 

@@ -15,8 +15,8 @@ from conftest import examples
 from records_on_cpu import COMPILER, Finding, Read, at, compiled
 
 from broadsheet.pipeline.kernels.json_keys import JsonKeys, json_keys
-from broadsheet.pipeline.source.chunk import Selection
 from broadsheet.pipeline.source.formats.jsonl import _parse_line
+from broadsheet.pipeline.source.rows.chunk import Selection
 
 pytestmark = pytest.mark.skipif(COMPILER is None, reason="no C++ compiler is here")
 

@@ -28,12 +28,12 @@ from broadsheet import pipeline
 from broadsheet.pipeline import UsageError, classify, label, verify
 from broadsheet.pipeline.model.charcnn import Model
 from broadsheet.pipeline.model.ngrams import Kinds
-from broadsheet.pipeline.source.chunk import Chunk, Selection, concat
 from broadsheet.pipeline.source.formats.jsonl import Jsonl
 from broadsheet.pipeline.source.formats.records import read_records
-from broadsheet.pipeline.source.limits import Limits
 from broadsheet.pipeline.source.memory.items import as_items
 from broadsheet.pipeline.source.memory.tables import as_tables
+from broadsheet.pipeline.source.rows.chunk import Chunk, Selection, concat
+from broadsheet.pipeline.source.rows.limits import Limits
 
 READS = 40
 TEXT = Selection(reads=READS)

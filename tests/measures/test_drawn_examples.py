@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from broadsheet.pipeline.measures.examples import MOST_LABELS, MOST_OF_LABEL, Shown, shown_of
-from broadsheet.pipeline.source.chunk import QUARANTINE_SCHEMA, Chunk
+from broadsheet.pipeline.source.rows.chunk import QUARANTINE_SCHEMA, Chunk
 
 
 def chunk(first: int, last: int) -> Chunk:

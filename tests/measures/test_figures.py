@@ -16,7 +16,7 @@ from broadsheet.pipeline.measures.accuracy import confusion_of
 from broadsheet.pipeline.measures.intervals import least_share, wilson
 from broadsheet.pipeline.measures.reliability import reliability
 from broadsheet.pipeline.measures.thresholds import threshold
-from broadsheet.pipeline.source.labels import NO_TRUTH
+from broadsheet.pipeline.source.rows.labels import NO_TRUTH
 
 ACCURACY_ROWS = st.lists(st.tuples(st.integers(NO_TRUTH, 999), st.integers(0, 999)) | st.tuples(st.just(3), st.just(0)))
 

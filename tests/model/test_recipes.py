@@ -13,7 +13,7 @@ from torch_folders import by_transformers, classifier
 
 from broadsheet.pipeline import ModelError, label, load_model, prepared
 from broadsheet.pipeline.model.recipes import recipes
-from broadsheet.pipeline.source.join import Join
+from broadsheet.pipeline.source.rows.join import Join
 
 pytest.importorskip("transformers")
 ROWS = [

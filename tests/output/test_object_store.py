@@ -40,7 +40,7 @@ from broadsheet.pipeline.output.object_store import ObjectStore, open_store, pla
 from broadsheet.pipeline.output.record import Entry
 from broadsheet.pipeline.output.store import claim, claimed_by
 from broadsheet.pipeline.report.job import JobReport
-from broadsheet.pipeline.source.chunk import QUARANTINE_SCHEMA
+from broadsheet.pipeline.source.rows.chunk import QUARANTINE_SCHEMA
 from broadsheet.pipeline.storage.buckets import bucket_client, patiently
 from broadsheet.pipeline.storage.requests import FIRST_PATIENCE
 from broadsheet.pipeline.telemetry.spans import STORE_WAITS, take

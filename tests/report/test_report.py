@@ -36,7 +36,7 @@ from broadsheet.pipeline.report.page import save_looked
 from broadsheet.pipeline.report.results import Results
 from broadsheet.pipeline.report.tally import Reach, Tally
 from broadsheet.pipeline.report.terminal import TerminalProgress, print_report
-from broadsheet.pipeline.source.chunk import Selection
+from broadsheet.pipeline.source.rows.chunk import Selection
 
 OTHER_SCRIPTS = [
     "Сборная России победила в финале чемпионата мира по хоккею",

@@ -116,7 +116,7 @@ import sys
 from pathlib import Path
 from broadsheet.pipeline.source.inputs import identify, open_input
 from broadsheet.pipeline.source.inputs import chunks_here
-from broadsheet.pipeline.source.chunk import Selection
+from broadsheet.pipeline.source.rows.chunk import Selection
 given = identify(sys.argv[1], 70, 1014, whole_hash=False, by_content=False)
 rows = sum(chunk.rows_read for chunk in chunks_here(open_input(given, Selection(), 131_072)))
 print(rows, int(Path("/proc/self/status").read_text().split("VmHWM:")[1].split()[0]) >> 10)

@@ -25,13 +25,13 @@ from broadsheet import pipeline
 from broadsheet.pipeline import classify, select
 from broadsheet.pipeline.errors import BroadsheetError, UsageError
 from broadsheet.pipeline.model.charcnn import Model
-from broadsheet.pipeline.source.chunk import Chunk, Selection, concat
 from broadsheet.pipeline.source.formats.tables import table_chunk
 from broadsheet.pipeline.source.inputs import chunks_here, identify, open_input
-from broadsheet.pipeline.source.layouts import has_views
-from broadsheet.pipeline.source.limits import LIMITS, Limits
 from broadsheet.pipeline.source.plan.files import find_files
 from broadsheet.pipeline.source.plan.plan import Plan
+from broadsheet.pipeline.source.rows.chunk import Chunk, Selection, concat
+from broadsheet.pipeline.source.rows.layouts import has_views
+from broadsheet.pipeline.source.rows.limits import LIMITS, Limits
 
 TEXTS = [f"article {i} é" if i % 7 else None for i in range(1000)]
 TABLE = pa.table({"id": pa.array(range(1000), pa.int32()), "text": TEXTS, "kind": ["a", "bb"] * 500})
@@ -158,7 +158,7 @@ def bombs(folder: Path) -> None:
 BOMB = """
 import sys
 from pathlib import Path
-from broadsheet.pipeline.source.chunk import Selection
+from broadsheet.pipeline.source.rows.chunk import Selection
 sys.path.insert(0, "tests/helpers")
 from reading import found, read_files
 result = read_files(found([sys.argv[1]]), Selection(reads=123), 20_000)

@@ -31,10 +31,10 @@ from broadsheet.pipeline.errors import OutputError
 from broadsheet.pipeline.model.charcnn import Model
 from broadsheet.pipeline.output.saved_plan import plan_bytes, plan_from
 from broadsheet.pipeline.report.job import Progress
-from broadsheet.pipeline.source.chunk import Selection
-from broadsheet.pipeline.source.columns import copied, is_held_by, type_of_both
 from broadsheet.pipeline.source.formats.jsonl import Jsonl, parse_one_by_one
 from broadsheet.pipeline.source.plan.plan import plan_files
+from broadsheet.pipeline.source.rows.chunk import Selection
+from broadsheet.pipeline.source.rows.columns import copied, is_held_by, type_of_both
 
 COLUMNS = {
     "id": pa.array([7, None], pa.int32()),

@@ -26,10 +26,10 @@ from reading import found, read_files
 
 from broadsheet.pipeline.errors import InputChanged, SourceError
 from broadsheet.pipeline.processes.threads import available_cores, available_memory
-from broadsheet.pipeline.source.chunk import Selection
-from broadsheet.pipeline.source.format import InputFile
 from broadsheet.pipeline.source.open.opening import open_at
 from broadsheet.pipeline.source.plan.files import FORMATS, find_files
+from broadsheet.pipeline.source.rows.chunk import Selection
+from broadsheet.pipeline.source.rows.format import InputFile
 from broadsheet.pipeline.source.sample import slow_to_read
 
 COMPRESS: dict[str, Callable[[bytes], bytes]] = {

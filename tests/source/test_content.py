@@ -19,8 +19,8 @@ from reading import read_files
 
 from broadsheet.pipeline import verify
 from broadsheet.pipeline.errors import UsageError
-from broadsheet.pipeline.source.chunk import Selection
 from broadsheet.pipeline.source.plan.files import find_files
+from broadsheet.pipeline.source.rows.chunk import Selection
 
 PACKED = {"gz": gzip.compress, "bz2": bz2.compress, "xz": lzma.compress, "zst": zstandard.compress}
 

@@ -22,13 +22,13 @@ from hypothesis import strategies as st
 from reading import found, read_files, read_split
 
 from broadsheet.pipeline.errors import UsageError
-from broadsheet.pipeline.source.chunk import Chunk, Selection, concat, empty_chunk, numbered
-from broadsheet.pipeline.source.cutting import Cutting
 from broadsheet.pipeline.source.formats.csv import Csv
 from broadsheet.pipeline.source.formats.jsonl import Jsonl, parse_one_by_one
 from broadsheet.pipeline.source.formats.record_format import NO_QUOTES
 from broadsheet.pipeline.source.formats.records import Extent, read_records, split_lines
-from broadsheet.pipeline.source.limits import LIMITS, Limits
+from broadsheet.pipeline.source.rows.chunk import Chunk, Selection, concat, empty_chunk, numbered
+from broadsheet.pipeline.source.rows.cutting import Cutting
+from broadsheet.pipeline.source.rows.limits import LIMITS, Limits
 
 TWO = Selection(text=("text",), kept=("id",))
 
@@ -215,7 +215,7 @@ def test_blocks_that_are_parsed_unscanned_are_those_of_a_scan(
         assert chunk.quarantine.select(aside) == expected.quarantine.select(aside)
         own = np.concatenate([sizes[0], *(part.sizes() for part in parsed)])
         assert [*own[good]] == [*np.concatenate(sizes)[good]]
-        assert all(part.sizes().sum() <= part.most for part in parsed)
+        assert all(part.sizes().sum() <= part.total_bytes for part in parsed)
 
 
 values = st.lists(st.sampled_from(["a", "bc", " ", "é", '"', ",", ";", "\t", "|", "\n", "\r\n", "\r"]), max_size=5)

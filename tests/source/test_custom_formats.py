@@ -12,13 +12,13 @@ import pytest
 
 from broadsheet import pipeline
 from broadsheet.pipeline.model.charcnn import Model
-from broadsheet.pipeline.source.chunk import Chunk, Selection
-from broadsheet.pipeline.source.format import Format, InputFile, Schema, Seek
 from broadsheet.pipeline.source.formats.record_format import RecordFormat
 from broadsheet.pipeline.source.formats.records import Split
 from broadsheet.pipeline.source.formats.tables import table_chunk
 from broadsheet.pipeline.source.open.opening import open_at
 from broadsheet.pipeline.source.plan.files import register, unregister
+from broadsheet.pipeline.source.rows.chunk import Chunk, Selection
+from broadsheet.pipeline.source.rows.format import Format, InputFile, Schema, Seek
 
 TEXTS = [f"article {i}\nin {i % 3} paragraphs" for i in range(100)]
 

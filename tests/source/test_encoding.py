@@ -19,11 +19,11 @@ from hypothesis import strategies as st
 
 from broadsheet.pipeline import UsageError, classify, dry_run, verify
 from broadsheet.pipeline.model.charcnn import Model
-from broadsheet.pipeline.source.chunk import Chunk, Selection, concat, empty_chunk
-from broadsheet.pipeline.source.compression import encoding_named
 from broadsheet.pipeline.source.inputs import chunks_here, open_input
-from broadsheet.pipeline.source.limits import LIMITS, Limits
 from broadsheet.pipeline.source.plan.files import find_files
+from broadsheet.pipeline.source.rows.chunk import Chunk, Selection, concat, empty_chunk
+from broadsheet.pipeline.source.rows.compression import encoding_named
+from broadsheet.pipeline.source.rows.limits import LIMITS, Limits
 
 ENCODINGS = ["latin-1", "cp1252", "utf-16", "utf-16-be", "utf-32", "gb18030", "shift_jis", "iso2022_jp", "utf-8-sig"]
 LETTERS = {"shift_jis": "日本ア", "iso2022_jp": "日本ア", "gb18030": "中文é😀", "latin-1": "éß", "cp1252": "é€"}

@@ -22,14 +22,14 @@ from broadsheet.pipeline.errors import OutputError, UsageError
 from broadsheet.pipeline.model.charcnn import Model
 from broadsheet.pipeline.output.saved_plan import plan_bytes, plan_from
 from broadsheet.pipeline.report.job import Progress
-from broadsheet.pipeline.source.chunk import Chunk, Selection, concat
 from broadsheet.pipeline.source.inputs import NothingBefore, identify, open_input
-from broadsheet.pipeline.source.labels import LabelRules
-from broadsheet.pipeline.source.limits import LIMITS, Limits
 from broadsheet.pipeline.source.memory.tables import of_table
 from broadsheet.pipeline.source.plan.files import find_files
 from broadsheet.pipeline.source.plan.plan import plan_files
 from broadsheet.pipeline.source.plan.search import NO_FORMAT
+from broadsheet.pipeline.source.rows.chunk import Chunk, Selection, concat
+from broadsheet.pipeline.source.rows.labels import LabelRules
+from broadsheet.pipeline.source.rows.limits import LIMITS, Limits
 
 TEXTS = [f'article {i}, "quoted"\nsecond line é' if i % 7 == 0 else f"article {i}" for i in range(300)]
 TEXT_AND_ID = Selection(text=("text",), kept=("id",))

@@ -21,11 +21,11 @@ from broadsheet.pipeline import UsageError, classify, verify
 from broadsheet.pipeline.errors import SourceError
 from broadsheet.pipeline.model.charcnn import Model
 from broadsheet.pipeline.report.job import Progress
-from broadsheet.pipeline.source.chunk import Selection
 from broadsheet.pipeline.source.formats.parquet_check import FOOTERS
-from broadsheet.pipeline.source.limits import Limits
 from broadsheet.pipeline.source.plan.files import find_files
 from broadsheet.pipeline.source.plan.plan import plan_files
+from broadsheet.pipeline.source.rows.chunk import Selection
+from broadsheet.pipeline.source.rows.limits import Limits
 
 ROWS = 400
 MANY_ROWS = 1_200  # in chunks of ten more than two workers are given at once
@@ -230,7 +230,7 @@ BOMB_ROWS, BOMB_BYTES = 200_000, 1 << 20
 READ_BOMB = """
 import resource, sys
 from pathlib import Path
-from broadsheet.pipeline.source.chunk import Selection
+from broadsheet.pipeline.source.rows.chunk import Selection
 from broadsheet.pipeline.source.plan.files import find_files
 from broadsheet.pipeline.source.plan.plan import plan_files
 from broadsheet.pipeline.source.read.read import read_range

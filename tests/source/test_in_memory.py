@@ -23,11 +23,11 @@ from broadsheet import pipeline
 from broadsheet.pipeline import BroadsheetError, JobReport, UsageError, classify
 from broadsheet.pipeline.model.charcnn import Model
 from broadsheet.pipeline.report.job import Progress
-from broadsheet.pipeline.source.chunk import Selection
 from broadsheet.pipeline.source.inputs import NothingBefore, identify, open_input
-from broadsheet.pipeline.source.limits import Limits
 from broadsheet.pipeline.source.memory.items import as_items
 from broadsheet.pipeline.source.memory.tables import as_tables
+from broadsheet.pipeline.source.rows.chunk import Selection
+from broadsheet.pipeline.source.rows.limits import Limits
 
 datasets = pytest.importorskip("datasets")
 

@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from reading import block_of, same
 
-from broadsheet.pipeline.source.chunk import Selection
 from broadsheet.pipeline.source.formats.jsonl import Jsonl, parse_one_by_one
 from broadsheet.pipeline.source.formats.records import Records
+from broadsheet.pipeline.source.rows.chunk import Selection
 
 ODD = {
     "null": b'{"id": 1, "text": null}',

@@ -28,11 +28,11 @@ from broadsheet.pipeline.job.worker import WorkerState
 from broadsheet.pipeline.model.charcnn import Model
 from broadsheet.pipeline.report.job import Progress
 from broadsheet.pipeline.report.tally import Reach
-from broadsheet.pipeline.source.chunk import Chunk, Selection
 from broadsheet.pipeline.source.inputs import Paths, identify, open_input, read_here
 from broadsheet.pipeline.source.plan.plan import Plan, RangeEnd, plan_files
 from broadsheet.pipeline.source.read.read import Skipped, read_range
 from broadsheet.pipeline.source.read.readers import ReaderLost, Readers
+from broadsheet.pipeline.source.rows.chunk import Chunk, Selection
 
 PRELOAD = """
 from broadsheet.pipeline.job.worker import STATE

@@ -30,12 +30,12 @@ from s3 import BUCKET, Folder, Proxy
 from broadsheet import pipeline
 from broadsheet.pipeline.errors import InputChanged, SourceError, UsageError
 from broadsheet.pipeline.model.charcnn import Model
-from broadsheet.pipeline.source.chunk import Selection
 from broadsheet.pipeline.source.inputs import chunks_here, identify, open_input
 from broadsheet.pipeline.source.open.opening import expect, open_at, open_location
 from broadsheet.pipeline.source.plan.files import Files, find_files, is_known
 from broadsheet.pipeline.source.plan.plan import changed_chunks, plan_files
 from broadsheet.pipeline.source.plan.search import search
+from broadsheet.pipeline.source.rows.chunk import Selection
 
 TEXTS = [f"article {i}, in a bucket" for i in range(300)]
 LINES = b"".join(b'{"text": "%s"}\n' % text.encode() for text in TEXTS)

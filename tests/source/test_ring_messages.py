@@ -32,12 +32,12 @@ from reading import found
 from broadsheet.pipeline import close
 from broadsheet.pipeline.errors import BroadsheetError
 from broadsheet.pipeline.processes.messages import packed, receive, send, unpacked
-from broadsheet.pipeline.source.chunk import QUARANTINE_SCHEMA, Chunk, Selection, are_blank
 from broadsheet.pipeline.source.plan.plan import Plan, plan_files
 from broadsheet.pipeline.source.read.read import read_range
 from broadsheet.pipeline.source.read.readers import ReaderLost, Readers
 from broadsheet.pipeline.source.read.ring import Freed, RawBlock, Refused, Ring, Slots
 from broadsheet.pipeline.source.read.ring_messages import PIECE_BYTES, OnHost, receive_message, send_message
+from broadsheet.pipeline.source.rows.chunk import QUARANTINE_SCHEMA, Chunk, Selection, are_blank
 
 READER = "broadsheet.pipeline.source.read.reader_process"
 
@@ -324,7 +324,7 @@ def test_an_answer_that_is_left_in_the_middle_disturbs_no_other(readers: Readers
 WORKER = """
 import sys
 from reading import found
-from broadsheet.pipeline.source.chunk import Selection
+from broadsheet.pipeline.source.rows.chunk import Selection
 from broadsheet.pipeline.source.plan.plan import plan_files
 from broadsheet.pipeline.source.read.readers import Readers
 

@@ -23,10 +23,10 @@ from warcio.warcwriter import WARCWriter
 
 from broadsheet.pipeline import classify, verify
 from broadsheet.pipeline.model.charcnn import Model
-from broadsheet.pipeline.source.chunk import Selection
 from broadsheet.pipeline.source.formats.records import read_records
 from broadsheet.pipeline.source.formats.wet import Wet
-from broadsheet.pipeline.source.limits import Limits
+from broadsheet.pipeline.source.rows.chunk import Selection
+from broadsheet.pipeline.source.rows.limits import Limits
 
 KEPT = ("url", "date", "language", "id", "digest", "refers_to")
 ASKED = Selection(("text",), KEPT)

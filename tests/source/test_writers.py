@@ -32,8 +32,8 @@ from reading import Read, found, read_files, read_split
 
 from broadsheet.pipeline import UsageError, classify
 from broadsheet.pipeline.model.charcnn import Model
-from broadsheet.pipeline.source.chunk import Selection, concat
 from broadsheet.pipeline.source.memory.tables import of_table
+from broadsheet.pipeline.source.rows.chunk import Selection, concat
 
 DAY, MOMENT = dt.date(2024, 2, 29), dt.datetime(2024, 2, 29, 23, 59, 58, 123456)
 CLOCK, TOOK = dt.time(23, 59, 58, 123456), dt.timedelta(days=2, hours=3, milliseconds=4)

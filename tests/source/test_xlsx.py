@@ -21,8 +21,8 @@ from reading import found, read_files
 from broadsheet import pipeline
 from broadsheet.pipeline.errors import UsageError
 from broadsheet.pipeline.model.charcnn import Model
-from broadsheet.pipeline.source.chunk import Selection, concat
 from broadsheet.pipeline.source.plan.files import find_files
+from broadsheet.pipeline.source.rows.chunk import Selection, concat
 
 ROWS = [
     ("an article", 1, datetime.datetime(2024, 1, 31), True, 0.1),

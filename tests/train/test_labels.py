@@ -25,8 +25,8 @@ from broadsheet.pipeline.errors import UsageError
 from broadsheet.pipeline.evaluation.evaluate import evaluate, evaluate_labels
 from broadsheet.pipeline.evaluation.fitting import calibrate
 from broadsheet.pipeline.model.charcnn import Model
-from broadsheet.pipeline.source.label_columns import numbers_in
-from broadsheet.pipeline.source.labels import (
+from broadsheet.pipeline.source.rows.label_columns import numbers_in
+from broadsheet.pipeline.source.rows.labels import (
     NO_TRUTH,
     LabelRules,
     class_names_in,

@@ -13,7 +13,7 @@ from conftest import CommandHere
 from broadsheet.pipeline.errors import UsageError
 from broadsheet.pipeline.evaluation.evaluate import evaluate
 from broadsheet.pipeline.evaluation.fitting import calibrate
-from broadsheet.pipeline.source.labels import one_letter_off
+from broadsheet.pipeline.source.rows.labels import one_letter_off
 from broadsheet.pipeline.train import Odd, odd_rows, train
 
 COLUMNS = {"text_column": "text", "label_column": "kind"}

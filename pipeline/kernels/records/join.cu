@@ -1,4 +1,4 @@
-// The texts of several columns as one, as `joined` in pipeline/source/columns.py has it: with a space between them, and
+// The texts of several columns as one, as `joined` in source/rows/columns.py has it: with a space between them, and
 // without white space at either end. `join_texts` joins them, a warp for each record. `trim_texts` finds the white space, a
 // thread for each text.
 #include "records/values.cuh"

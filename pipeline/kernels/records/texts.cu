@@ -4,7 +4,7 @@
 
 // data: UTF-8. offsets [texts + 1]: where each text begins, and where the last ends. blank [texts]: 1 where a text
 // holds nothing but white space. A text counts as one with words if its first byte is above that of a space, as on the
-// host (`are_blank` in pipeline/source/chunk.py): so nearly every text takes one look.
+// host (`are_blank` in pipeline/source/rows/chunk.py): so nearly every text takes one look.
 __global__ void find_blank(const uint8* data, const int64* offsets, int texts, uint8* blank) {
     const int text = blockIdx.x * blockDim.x + threadIdx.x;
     if (text >= texts) return;

@@ -1,13 +1,14 @@
-"""Arrow IPC files and streams (.arrow, .feather): a fragment is a run of rows, of one or several record batches.
+"""Arrow IPC files and streams (.arrow, .feather). A fragment is a run of rows from one or several record batches.
 
-A batch is decoded as a whole, and only if it and what it refers to take a bounded size in memory; it is validated
-before it is used, since it may come from anywhere. Files are not mapped into memory.
+A batch is decoded as a whole, and only if it and the dictionaries to which it refers take a bounded size in memory. It
+is validated before it is used, because it may come from anywhere. Files are not mapped into memory.
 
-What a batch takes, and where it is, is read from its message here: pyarrow tells this only by decoding the batch, which
-is what must not be done with one that stands for far more than it is long (a file of 9 KB made it take 513 MiB). That
-also takes longer: the ten batches of a file of 51 MB are found in 0.4 ms here, and decoded in 47 ms by pyarrow.
+The size of a batch and its place are read from its message by this file. pyarrow finds them only by decoding the batch,
+which must not be done with a batch that is far larger than its message (a file of 9 KB made pyarrow take 513 MiB).
+Decoding also takes longer: the ten batches of a file of 51 MB are found in 0.4 ms here, and pyarrow decodes them in
+47 ms.
 
-A message is metadata, as a FlatBuffers table, and a body. A file has a list of its messages at the end; a stream is
+A message is metadata, as a FlatBuffers table, and a body. A file has a list of its messages at the end. A stream is
 followed from message to message, without reading their bodies.
 """
 
@@ -25,13 +26,13 @@ from numpy.typing import NDArray
 
 from ...errors import SourceError
 from ...telemetry.spans import Span, span
-from ..chunk import Chunk, Selection, held_together
-from ..columns import holding, projected
-from ..format import FilePlan, Format, Fragment, InputFile, Schema, Seek
-from ..labels import class_names_in
-from ..layouts import LIST_VIEWS, has_views, holds, is_json, is_one_of, is_textual, plain_values
-from ..limits import Limits
 from ..open.opening import open_at
+from ..rows.chunk import Chunk, Selection, held_together
+from ..rows.columns import holding, projected
+from ..rows.format import FilePlan, Format, Fragment, InputFile, Schema, Seek
+from ..rows.labels import class_names_in
+from ..rows.layouts import LIST_VIEWS, has_views, holds, is_json, is_one_of, is_textual, plain_values
+from ..rows.limits import Limits
 from .tables import Rows, bounded_chunks, decoded_sizes, most_decoded, types_of, view_lengths, why_no_schema
 
 FILE_MAGIC, FEATHER_MAGIC = b"ARROW1", b"FEA1"
@@ -49,15 +50,15 @@ class Message(NamedTuple):
     Attributes
     ----------
     offset, stop : int
-        Where it begins and ends, in bytes of the file.
+        Where the message begins and ends, in bytes of the file.
     rows : int
-        Of a batch.
+        The number of rows of a batch.
     size : int
-        Bytes that it takes when it is decoded.
+        The bytes that it takes when it is decoded.
     dictionary : int
-        The number of the dictionary that it holds; -1 for a batch.
+        The number of the dictionary in the message; -1 for a batch.
     is_delta : bool
-        Whether it adds to that dictionary; else it replaces it.
+        Whether the message adds to that dictionary. Otherwise it replaces the dictionary.
 
     """
 
@@ -75,11 +76,11 @@ class Index(NamedTuple):
     Attributes
     ----------
     schema_bytes : int
-        Bytes of the schema with which a stream begins; 0 for a file.
+        The bytes of the schema with which a stream begins; 0 for a file.
     dictionaries, batches : tuple of Message
         The messages of each kind.
     problem : str
-        Why there may be more batches than these; empty where there are no others.
+        Why there may be more batches than these; empty if there are no others.
 
     """
 
@@ -90,7 +91,7 @@ class Index(NamedTuple):
 
 
 def read_index(stream: BinaryIO, size: int) -> Index:
-    """The messages of a file of `size` bytes. Raises ValueError where it is no Arrow file, or is damaged."""
+    """Return the messages of a file of `size` bytes. Raises ValueError if it is no Arrow file, or is damaged."""
     head = stream.read(len(FILE_MAGIC))
     if head.startswith(FEATHER_MAGIC):
         raise ValueError("it is a Feather file of version 1: write it again, with pyarrow.feather.write_feather")
@@ -123,18 +124,20 @@ def _block(stream: BinaryIO, size: int, block: np.void) -> Message:
 
 
 def _of_stream(stream: BinaryIO, size: int) -> Index:
-    """A stream that is cut off is read up to there."""
+    """Return the messages of a stream. A stream that is cut off is read up to the damage."""
     at = schema_bytes = 0
     dictionaries: list[Message] = []
     batches: list[Message] = []
     problem = ""
     while at < size:
+        # Read the length of the next message. A length of 0 ends the stream.
         stream.seek(at)
         prefix = stream.read(8).ljust(8, b"\xff")
         continued = _unpack("<I", prefix, 0) == _CONTINUED
         length = _unpack("<i", prefix, 4 if continued else 0)
         if length == 0:
             break
+        # Read the metadata of the message, unless the file is cut off before its end.
         begin = at + (8 if continued else 4)
         problem = f"cut off or damaged at byte {at:,}; all before is read"
         if not 0 < length <= _MOST_METADATA or begin + length > size:
@@ -144,6 +147,7 @@ def _of_stream(stream: BinaryIO, size: int) -> Index:
         kind, body = table.integer(1, "<B"), table.integer(3, "<q")
         if body < 0 or begin + length + body > size:
             break
+        # Note the message by its kind.
         if kind == _SCHEMA and not at:
             schema_bytes = begin + length + body
         elif kind in (_DICTIONARY, _BATCH) and schema_bytes:
@@ -158,7 +162,7 @@ def _of_stream(stream: BinaryIO, size: int) -> Index:
 
 
 def _message(stream: BinaryIO, message: _Table, offset: int, body: int, body_bytes: int) -> Message:
-    """The place, rows and size of a message.
+    """Return the place, rows and size of a message.
 
     Parameters
     ----------
@@ -177,7 +181,7 @@ def _message(stream: BinaryIO, message: _Table, offset: int, body: int, body_byt
         dictionary, is_delta = table.integer(0, "<q"), bool(table.integer(2, "<B"))
         table = table.table(1)
     size = body_bytes
-    if table.has(3):  # each compressed buffer begins with its length decompressed, or -1 where it is as it is
+    if table.has(3):  # each compressed buffer begins with its decompressed length, or with -1 if it is not compressed
         size = 0
         for buffer in table.structs(2, _BUFFER):
             if buffer["length"]:
@@ -193,7 +197,9 @@ def _message(stream: BinaryIO, message: _Table, offset: int, body: int, body_byt
 
 
 class _Table:
-    """A FlatBuffers table in `data`, at byte `at`. What leads out of the data raises struct.error or ValueError."""
+    """A FlatBuffers table in `data`, at byte `at`. Offsets that lead out of the data raise struct.error
+    or ValueError.
+    """
 
     def __init__(self, data: bytes, at: int) -> None:
         self._data, self._at = data, at
@@ -202,7 +208,7 @@ class _Table:
         return self._place(field) > 0
 
     def integer(self, field: int, kind: str) -> int:
-        """0 where the field is not there."""
+        """Return an integer field, or 0 if the table lacks it."""
         place = self._place(field)
         return _unpack(kind, self._data, place) if place else 0
 
@@ -220,7 +226,7 @@ class _Table:
         return np.frombuffer(self._data, kind, _unpack("<I", self._data, begin), begin + 4)
 
     def _place(self, field: int) -> int:
-        """0 where the field is not there."""
+        """Return the place of a field in the data, or 0 if the table lacks it."""
         fields = self._at - _unpack("<i", self._data, self._at)
         slot = 4 + 2 * field
         if slot + 2 > _unpack("<H", self._data, fields):
@@ -239,9 +245,9 @@ def _unpack(kind: str, data: bytes, at: int) -> int:
     return int(struct.unpack_from(kind, data, at)[0])
 
 
-_MOST_ROWS = 1 << 31  # of a batch; a damaged one may claim any number
-_MOST_EMPTY_ROWS = 1 << 20  # of a file, that take no byte, as those of nulls only do
-_MOST_COMPRESSED = 1 << 15  # times that zstd can make zeros shorter: 4 bytes stand for a block of 128 KiB
+_MOST_ROWS = 1 << 31  # rows of a batch; a damaged one may claim any number
+_MOST_EMPTY_ROWS = 1 << 20  # rows of a file that take no bytes, such as rows of nulls
+_MOST_COMPRESSED = 1 << 15  # how many times shorter zstd can make zeros: 4 bytes stand for a block of 128 KiB
 _BYTES = {pa.string(): pa.binary(), pa.large_string(): pa.large_binary(), pa.string_view(): pa.binary_view()}
 
 
@@ -274,14 +280,14 @@ class Arrow(Format):
 
         for batch in index.batches:
             size = held_together(batch.size, batch.rows, selection)
-            most = max(1, min(chunk_rows, self.limits.chunk_bytes * batch.rows // max(size, 1)))
+            max_rows = max(1, min(chunk_rows, self.limits.chunk_bytes * batch.rows // max(size, 1)))
             if rows + batch.rows > chunk_rows or held + size > self.limits.chunk_bytes:
                 close()
             begin = begin if rows else batch.offset
-            for at in range(0, batch.rows, most):
-                count = min(most, batch.rows - at)
+            for at in range(0, batch.rows, max_rows):
+                count = min(max_rows, batch.rows - at)
                 rows, held = rows + count, held + size * count // batch.rows
-                if batch.rows > most:
+                if batch.rows > max_rows:
                     close()
             row += batch.rows
         close()
@@ -297,7 +303,7 @@ class Arrow(Format):
 
 
 def _rows_from(fragment: Fragment, columns: tuple[str, ...]) -> Rows:
-    """The rows of a file from the first of a fragment on, a table for each batch."""
+    """Return the rows of a file from the first of a fragment on, in one table for each batch."""
     file, batches = fragment.file, _index(fragment.file).batches
     begins = np.cumsum([0, *(batch.rows for batch in batches)])
     number = int(begins.searchsorted(fragment.start, "right")) - 1
@@ -306,28 +312,28 @@ def _rows_from(fragment: Fragment, columns: tuple[str, ...]) -> Rows:
 
 @lru_cache(maxsize=16)
 def _index(file: InputFile) -> Index:
-    """Raises SourceError where the file is damaged, or a batch would take too much memory."""
+    """Return the index of a file. Raises SourceError if the file is damaged, or a batch would take too much memory."""
     try:
         with open_at(file) as stream:
             index = read_index(stream, file.stored)
     except ValueError as error:
         raise SourceError(f"{file.path}: {error}") from error
-    most = _most_bytes(file.format.limits)
+    max_bytes = _most_bytes(file.format.limits)
     remedy = "write it with smaller record batches, or as Parquet"
-    if _most_in_dictionaries(index) > most:
-        raise SourceError(f"{file.path}: its dictionaries take more than {most >> 20:,} MiB; {remedy}")
+    if _most_in_dictionaries(index) > max_bytes:
+        raise SourceError(f"{file.path}: its dictionaries take more than {max_bytes >> 20:,} MiB; {remedy}")
     empty = sum(batch.rows for batch in index.batches if batch.rows > _most_bits(batch))
     if empty > _MOST_EMPTY_ROWS:
         raise SourceError(f"{file.path}: it claims to hold {empty:,} rows that take no byte: it is damaged, or empty")
     for number, batch in enumerate(index.batches):
-        if batch.size > most or batch.rows > _MOST_ROWS:
-            what = f"{batch.size >> 20:,} MiB for {batch.rows:,} rows, more than {most >> 20:,} MiB"
+        if batch.size > max_bytes or batch.rows > _MOST_ROWS:
+            what = f"{batch.size >> 20:,} MiB for {batch.rows:,} rows, more than {max_bytes >> 20:,} MiB"
             raise SourceError(f"{file.path}: record batch {number} takes {what}; {remedy}")
     return index
 
 
 def _most_bytes(limits: Limits) -> int:
-    """Of a batch, decoded."""
+    """Return the largest number of bytes of a decoded batch."""
     return 4 * most_decoded(limits)
 
 
@@ -337,32 +343,36 @@ def _schema(file: InputFile) -> pa.Schema:
         with open_at(file) as stream:
             whole = not index.schema_bytes
             schema = (pa.ipc.open_file(stream) if whole else pa.ipc.open_stream(stream.read(index.schema_bytes))).schema
-            tuple(schema.names)  # raises UnicodeDecodeError, a ValueError, where one is not UTF-8
+            tuple(schema.names)  # raises UnicodeDecodeError, a ValueError, if a name is not UTF-8
             return schema
     except (OSError, ValueError, pa.ArrowException) as error:
         raise SourceError(f"{file.path}: not a readable Arrow file ({why_no_schema(error)})") from error
 
 
 def _most_bits(batch: Message) -> int:
-    """Bits that a batch can hold, by the bytes that are there and not only by those that it claims to hold."""
+    """Return how many bits a batch can hold, judging by the bytes that exist rather than by those that it claims."""
     return 8 * min(batch.size, (batch.stop - batch.offset) * _MOST_COMPRESSED)
 
 
 def _most_in_dictionaries(index: Index) -> int:
-    """Bytes of the dictionaries that are in use at once: in a stream one may replace another."""
+    """Return the bytes of the dictionaries that are in use at the same time. In a stream, a dictionary may replace
+    another.
+    """
     if not index.schema_bytes:
         return sum(message.size for message in index.dictionaries)
-    most = 0
+    max_bytes = 0
     sizes: dict[int, int] = {}
     for message in index.dictionaries:
         before = sizes.get(message.dictionary, 0) if message.is_delta else 0
         sizes[message.dictionary] = before + message.size
-        most = max(most, sum(sizes.values()))
-    return most
+        max_bytes = max(max_bytes, sum(sizes.values()))
+    return max_bytes
 
 
 def _tables(file: InputFile, first: int, columns: tuple[str, ...]) -> Iterator[pa.Table]:
-    """The columns of the batches from one on: text as bytes, or as a dictionary of bytes. Raises SourceError."""
+    """Yield the columns of the batches from `first` on. Texts are bytes, or a dictionary of bytes.
+    Raises SourceError.
+    """
     index, schema = _index(file), _schema(file)
     wanted = [schema.get_field_index(name) for name in holding(schema, columns)]
     options = pa.ipc.IpcReadOptions(included_fields=sorted(wanted), use_threads=False)
@@ -384,18 +394,18 @@ def _tables(file: InputFile, first: int, columns: tuple[str, ...]) -> Iterator[p
 def _batches(
     stream: BinaryIO, index: Index, schema: pa.Schema, first: int, options: pa.ipc.IpcReadOptions
 ) -> Iterator[pa.RecordBatch]:
-    """The batches of a file from one on.
+    """Yield the batches of a file from `first` on.
 
     Parameters
     ----------
     stream : BinaryIO
         The file.
     index, schema : Index, pyarrow.Schema
-        Its messages and columns.
+        The messages and columns of the file.
     first : int
         The number of the first batch.
     options : pyarrow.ipc.IpcReadOptions
-        How they are read.
+        The options with which pyarrow reads the batches.
 
     """
     if not index.schema_bytes:
@@ -415,9 +425,9 @@ def _batches(
 
 
 def _dictionaries_at(offset: int, index: Index, schema: pa.Schema) -> Iterator[Message]:
-    """The dictionaries that hold at a byte of a stream, without those that others have replaced."""
+    """Yield the dictionaries that are valid at a byte of a stream, without those that others have replaced."""
     before = [message for message in index.dictionaries if message.offset < offset]
-    if any(map(_has_dictionary_within, schema.types)):  # which may refer to one that was replaced
+    if any(map(_has_dictionary_within, schema.types)):  # these may refer to a dictionary that was replaced
         yield from before
         return
     last = {message.dictionary: message.offset for message in before if not message.is_delta}
@@ -425,13 +435,13 @@ def _dictionaries_at(offset: int, index: Index, schema: pa.Schema) -> Iterator[M
 
 
 def _has_dictionary_within(kind: pa.DataType) -> bool:
-    """Whether a dictionary has values with a dictionary."""
+    """Whether the values of a dictionary have a dictionary."""
     is_one = pa.types.is_dictionary
     return holds(kind, lambda inner: is_one(inner) and holds(inner.value_type, is_one))
 
 
 class _Parts(io.RawIOBase):
-    """Parts of a file, from a byte up to another each, as one stream."""
+    """Presents parts of a file, each given by its first byte and the byte after its last, as one stream."""
 
     def __init__(self, stream: BinaryIO, parts: Sequence[tuple[int, int]]) -> None:
         self._stream, self._parts = stream, [*parts]
@@ -453,10 +463,10 @@ class _Parts(io.RawIOBase):
 
 
 def _checked(values: pa.Array, limits: Limits) -> pa.Array:
-    """Values whose offsets and indices are right, strings as bytes: each text is checked for UTF-8 in its row. There
-    are no views within lists, structs and maps.
+    """Return values whose offsets and indices are right, with strings as bytes: each text is checked for UTF-8 in its
+    row. There are no views within lists, structs and maps.
 
-    Raises ValueError or ArrowException where they are not right, or would take too much memory.
+    Raises ValueError or ArrowException if offsets or indices are wrong, or the values would take too much memory.
     """
     kind = values.type
     if is_json(kind):
@@ -464,7 +474,7 @@ def _checked(values: pa.Array, limits: Limits) -> pa.Array:
     if pa.types.is_dictionary(kind):
         values.indices.validate(full=True)
         dictionary = _flat(_checked(values.dictionary, limits), limits)
-        values = pa.DictionaryArray.from_arrays(values.indices, dictionary)  # checks the indices
+        values = pa.DictionaryArray.from_arrays(values.indices, dictionary)  # this checks the indices
         return values if is_textual(dictionary.type) else values.dictionary_decode()
     values = values.view(_BYTES[kind]) if kind in _BYTES else values
     _validate(values)
@@ -473,24 +483,27 @@ def _checked(values: pa.Array, limits: Limits) -> pa.Array:
         return values.cast(pa.large_binary()) if few else _distinct(values, limits)
     if not has_views(kind):
         return values
-    most = _most_bytes(limits)
-    if decoded_sizes(values).sum() > most:
-        raise ValueError(f"values of {kind} take more than {most >> 20:,} MiB; write it with smaller record batches")
+    max_bytes = _most_bytes(limits)
+    if decoded_sizes(values).sum() > max_bytes:
+        raise ValueError(
+            f"values of {kind} take more than {max_bytes >> 20:,} MiB; write it with smaller record batches"
+        )
     return plain_values(values, decode=False)
 
 
 def _validate(values: pa.Array) -> None:
-    """Raise ValueError or ArrowException where offsets, indices or texts are not right, also within lists and structs.
+    """Raise ValueError or ArrowException if offsets, indices or texts are wrong. This includes those within lists and
+    structs.
 
-    What is in a null struct does not count: pyarrow itself leaves indices there that the dictionary does not have.
+    Values in a null struct do not count: pyarrow itself leaves indices there that the dictionary does not have.
     """
     kind, types = values.type, pa.types
     if not (holds(kind, types.is_struct) and holds(kind, types.is_dictionary)):
         values.validate(full=True)
         return
-    values.validate()  # the sizes of buffers, by which it is safe to look into them
+    values.validate()  # checks the sizes of buffers, so that it is safe to look into them
     if types.is_struct(kind):
-        for child in values.flatten():  # null where the struct is
+        for child in values.flatten():  # null where the struct is null
             _validate(child)
         return
     if not types.is_fixed_size_list(kind):
@@ -507,11 +520,11 @@ _ARRAYS = (
     (pa.types.is_list_view, pa.ListViewArray),
     (pa.types.is_large_list_view, pa.LargeListViewArray),
 )
-"""The class of the arrays that have the same offsets as those of a type."""
+"""The class of arrays whose offsets are like those of a type."""
 
 
 def _distinct(views: pa.Array, limits: Limits) -> pa.Array:
-    """Views of which many may refer to one long value, as a dictionary."""
+    """Return views, many of which may refer to one long value, as a dictionary."""
     places = np.frombuffer(views.buffers()[1], "V16")[views.offset : views.offset + len(views)]
     distinct, indices = np.unique(places, return_inverse=True)
     buffers = [None, pa.py_buffer(distinct), *views.buffers()[2:]]
@@ -520,7 +533,7 @@ def _distinct(views: pa.Array, limits: Limits) -> pa.Array:
 
 
 def _flat(values: pa.Array, limits: Limits) -> pa.Array:
-    """The values of a dictionary, text as bytes one after the other."""
+    """Return the values of a dictionary, with texts as bytes, one after the other."""
     if pa.types.is_dictionary(values.type):
         raise ValueError(f"its dictionary takes more than {most_decoded(limits) >> 20:,} MiB")
     if pa.types.is_binary_view(values.type) and view_lengths(values).sum() > _most_bytes(limits):

@@ -1,12 +1,12 @@
-"""CSV and TSV: records found by a quote-aware scan, fields parsed by pyarrow.
+"""CSV and TSV: a scan that knows quotes finds the records, and pyarrow parses their fields.
 
-The scan follows the state machine of pyarrow's parser (RFC 4180: a quote counts only at the start of a field, a doubled
-quote stands for one; a backslash escapes only where the user says so), so both agree on what a record is. That gives
-rows their numbers, and files the positions at which they can be cut. A record with the wrong number of fields that
-spans several lines is taken as a quote left open: only its first line is bad, and reading resumes at the next line.
+The scan follows the state machine of pyarrow's parser (RFC 4180), so both agree on what a record is. A quote counts
+only at the start of a field, a doubled quote stands for one, and a backslash escapes only if the user says so. The scan
+gives rows their numbers, and files the positions at which they can be cut. If a record with the wrong number of fields
+spans several lines, a quote was probably left open: only its first line is bad, and reading resumes at the next line.
 
-For pyarrow a CR alone ends a record. It does so only in a file whose first record ends with one: in others it is given
-to pyarrow as other bytes, which are a CR again in the fields that it returns.
+For pyarrow a CR alone ends a record. It really does so only in a file whose first record ends with one. In other files
+these CRs become other bytes before pyarrow parses them, and CRs again in the fields that it returns.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from numpy.typing import NDArray
 from pyarrow import csv as pa_csv
 
 from ...errors import SourceError, UsageError, counted
-from ..assemble import assemble
-from ..chunk import Chunk, Selection
-from ..compression import UTF8, why_not_decoded
-from ..format import InputFile, Schema
+from ..rows.assemble import assemble
+from ..rows.chunk import Chunk, Selection
+from ..rows.compression import UTF8, why_not_decoded
+from ..rows.format import InputFile, Schema
 from .csv_counting import CsvCounting
 from .record_format import DELIMITERS, NO_QUOTES, Head, RecordFormat, ScanWanted, no_place, separated_by
 from .records import BOM, Guess, Records, Split, count_of, places, up_to_last_line_end
@@ -39,20 +39,20 @@ _ZERO = re.compile(rb"\0")
 _INNER_CRS = re.compile(rb"(?<!\r)\r++(?=[^\r\n])")
 _SEPARATOR_LINE = re.compile(rb'"?sep=([^"\r\n\0\x80-\xff])"?(?:\r?\n|\r|\Z)', re.IGNORECASE)
 _SEARCHED_BYTES = 1 << 20
-"""Before the end of a block, in which a line end outside of quotes is looked for."""
+"""How many bytes before the end of a block are searched for a line end outside of quotes."""
 
 _OPEN_QUOTE = "a quoted field is not closed within {} MiB or before the end"
 
 
 class _Patterns(NamedTuple):
-    """What the scan of single records looks for.
+    """The patterns with which the scan of single records works.
 
     Attributes
     ----------
     quoted : Pattern
         A quoted field.
     rest : Pattern
-        What is not quoted, up to a delimiter or the end of a line.
+        The part of a field that is not quoted, up to a delimiter or the end of a line.
     line_end : Pattern
         The end of a line.
 
@@ -84,9 +84,9 @@ class Csv(RecordFormat):
     columns : tuple of str
         The names of a file's fields, in order; empty until they are known.
     quote, escape : str
-        One ASCII character each; empty where there is none.
+        One ASCII character each; empty if there is none.
     cr_ends : bool
-        Whether a CR ends a record that no LF follows. Else CRs before an LF, or at the very end, are of a line's end.
+        Whether a CR without an LF ends a record. If not, CRs before an LF, or at the very end, belong to the line end.
 
     """
 
@@ -101,7 +101,7 @@ class Csv(RecordFormat):
     cr_ends: bool = True
 
     def for_options(self, selection: Selection) -> Self:
-        """Raises UsageError where one character is to be two things."""
+        """Bind the dialect that the user gave. Raises UsageError if one character has two meanings."""
         quote = "" if selection.quote == NO_QUOTES else selection.quote or self.quote
         used = {"--delimiter": selection.delimiter or self.delimiter, "--quote": quote, "--escape": selection.escape}
         given = {flag: character for flag, character in used.items() if character}
@@ -115,14 +115,14 @@ class Csv(RecordFormat):
         delimiter = schema.delimiter or self.delimiter
         return replace(self, columns=schema.names or (), cr_ends=schema.cr_ends, delimiter=delimiter)
 
-    def counting(self, most: int | None) -> CsvCounting | None:
+    def counting(self, max_bytes: int | None) -> CsvCounting | None:
         if not self.quote:
             return None
-        return CsvCounting(self.quote, self.delimiter, self.escape, self.limits.block_bytes, most)
+        return CsvCounting(self.quote, self.delimiter, self.escape, self.limits.block_bytes, max_bytes)
 
     @property
     def is_read_on_gpu(self) -> bool:
-        has_crs = self.cr_ends and bool(self.columns)  # until the columns are known, that is not
+        has_crs = self.cr_ends and bool(self.columns)  # whether CRs end records is not known before the columns are
         return self.encoding == UTF8 and not self.escape and not has_crs
 
     @property
@@ -134,11 +134,13 @@ class Csv(RecordFormat):
         return re.compile(rb"\r\n|\n|\r" if self.cr_ends else rb"\n")
 
     def split(self, buffer: bytes, final: bool) -> Split:
-        """The records, each with a field for each of `columns`."""
+        """Return the records. Each must have a field for each of `columns`."""
         return self._split(buffer, final, True)
 
     def quick_split(self, buffer: bytes, final: bool) -> Split:
-        """The same, with fields counted by the parser: it refuses all records where one has too few or too many."""
+        """Return the records, but leave the count of fields to the parser: it refuses all records if one has too few or
+        too many.
+        """
         return self._split(buffer, final, False)
 
     @property
@@ -146,10 +148,11 @@ class Csv(RecordFormat):
         return _patterns_of(self.delimiter, self.quote, self.cr_ends)
 
     def _split(self, buffer: bytes, final: bool, every: bool) -> Split:
-        """The records of a buffer that begins at one: vectorised up to the first irregular one, then one by one.
+        """Return the records of a buffer that begins at one: vectorised up to the first irregular record, then one by
+        one.
 
-        every: whether fields are counted in every record; else only in those of several lines, where the count decides
-        whether a quote was left open.
+        every: whether to count the fields of every record. Otherwise they are counted only in records of several lines,
+        where the count decides whether a quote was left open.
         """
         plain = self._plain(buffer)
         split = self._regular(plain, buffer, final, every)
@@ -174,25 +177,27 @@ class Csv(RecordFormat):
         return Split(np.append(split.starts, starts), np.append(split.ends, ends), problems, at, overlong)
 
     def _plain(self, buffer: bytes) -> bytes:
-        """A buffer that begins at a record, with another byte in place of each that is escaped."""
+        """Return a buffer that begins at a record, with another byte in place of each escaped one."""
         if not self.escape or self.escape.encode() not in buffer:
             return buffer
         array = np.frombuffer(buffer, np.uint8).copy()
         at = places(array, ord(self.escape))
-        first = np.flatnonzero(np.diff(at, prepend=-2) > 1)  # of those that follow one another, every other escapes
+        first = np.flatnonzero(np.diff(at, prepend=-2) > 1)  # in a run of escape characters, every other one escapes
         within = np.arange(len(at)) - np.repeat(first, np.diff(first, append=len(at)))
         escaped = at[within % 2 == 0] + 1
         array[escaped[escaped < len(array)]] = _ESCAPED
         return array.tobytes()
 
     def _record(self, plain: bytes, buffer: bytes, at: int, final: bool) -> tuple[int, int, str | None] | None:
-        """End, position after the line end, and problem of the record at `at`; None if more bytes are needed. plain: of
-        the buffer. A line may also end where that is escaped: it is only for what cannot be a record.
+        """Return the end, the position after the line end, and the problem of the record at `at`, or None if more bytes
+        are needed. plain: the buffer without escaped characters. buffer: the buffer itself, in which an escaped line
+        end may end the first line of something that cannot be a record.
         """
         position, fields, total, limit = at, 0, len(plain), self.limits.field_bytes
         quoted_field, unquoted, line_end = self._patterns
         after: int | None
         while True:
+            # Match one field: its quoted part, if it has one, and the rest.
             begin = position
             if self.quote and plain[position : position + 1] == self.quote.encode():
                 quoted = quoted_field.match(plain, position)
@@ -208,6 +213,7 @@ class Csv(RecordFormat):
             fields += 1
             if position - begin > limit:
                 return self._first_line(buffer, at, final, f"a field is longer than {limit >> 20} MiB")
+            # Find what ends the field: the buffer, a delimiter, or a line.
             if position == total:
                 if not final:
                     return None
@@ -219,6 +225,7 @@ class Csv(RecordFormat):
                 after = self._after_line_end(plain, position, final)
                 if after is None:
                     return None
+            # The record is complete. Check its length, its end and its number of fields.
             if position - at > limit and not line_end.search(buffer, at, at + limit):
                 return self._first_line(buffer, at, final, self.limits.long_line)
             if self.escape and position == total and plain.endswith(self.escape.encode()):
@@ -238,17 +245,19 @@ class Csv(RecordFormat):
         return None if after is None else (line.start(), after, problem)
 
     def _after_line_end(self, buffer: bytes, at: int, final: bool) -> int | None:
-        """The position after the end of a line at `at`; None if more bytes are needed."""
+        """Return the position after the end of the line at `at`, or None if more bytes are needed."""
         line = self._patterns.line_end.match(buffer, at)
         after = len(buffer) if line is None else line.end()
         return None if after == len(buffer) and buffer[-1] == _CR and not final else after
 
     def _regular(self, plain: bytes, buffer: bytes, final: bool, every: bool) -> Split:
-        """All records up to the first that needs the exact scan, by counting quotes: after an odd number, in a field.
+        """Return all records up to the first that needs the exact scan. A line end after an odd number of quotes is
+        within a field.
 
-        The count is right as long as every quote is where a quoted field may open or close. plain: of the buffer, which
-        begins at a record.
+        The count is right as long as every quote is where a quoted field may open or close. plain: the buffer, which
+        begins at a record, without escaped characters.
         """
+        # Find line ends and quotes. A line end after an even number of quotes ends a record.
         array = np.frombuffer(plain, np.uint8)
         has_cr = b"\r" in plain
         is_break = array == _LF
@@ -257,15 +266,18 @@ class Csv(RecordFormat):
         marks = np.flatnonzero(is_break | self._is_quote(array))
         is_quote = ~is_break[marks]
         quotes, breaks = marks[is_quote], marks[~is_quote]
-        ends = np.flatnonzero((np.cumsum(is_quote) & 1 == 0)[~is_quote])  # which line ends are outside of quotes
+        ends = np.flatnonzero((np.cumsum(is_quote) & 1 == 0)[~is_quote])  # the line ends that are outside of quotes
+        # Count a CRLF as one line end.
         if has_cr and self.cr_ends:
             second = (array[breaks] == _LF) & (breaks > 0) & (array[breaks - 1] == _CR)  # the LF of a CRLF
             if breaks[-1] == len(array) - 1 and array[-1] == _CR and not final:
-                second[-1] = True  # or the first half of one
+                second[-1] = True  # or the first half of a CRLF
             ends = (np.cumsum(~second) - 1)[ends[~second[ends]]]
             breaks = breaks[~second]
+        # Stop before the first quote that is not where it should be.
         if len(quotes):
             ends = ends[: np.searchsorted(breaks[ends], self._first_misplaced(array, quotes))]
+        # Find where each record starts and ends, without its line end.
         line_ends = breaks[ends]
         after = line_ends + 1
         if has_cr and self.cr_ends:
@@ -274,9 +286,10 @@ class Csv(RecordFormat):
         starts = np.append(0, after[:-1])[: len(after)]
         exact = np.zeros(len(starts), np.bool_)
         if has_cr and not self.cr_ends:
-            for _ in range(2):  # a CRLF that was made twice has two
+            for _ in range(2):  # if line ends were made CRLF twice, a line has two CRs
                 line_ends = line_ends - ((array[line_ends - 1] == _CR) & (line_ends > starts))
             exact |= (array[line_ends - 1] == _CR) & (line_ends > starts)
+        # Find records that need the exact scan: long ones, and those of several lines with a wrong number of fields.
         blank, spans = line_ends == starts, np.diff(ends, prepend=-1) > 1
         counts = wrong = None
         exact |= line_ends - starts > self.limits.field_bytes
@@ -287,19 +300,20 @@ class Csv(RecordFormat):
             counts = self._fields(array, quotes, starts, line_ends)
             wrong = (counts != len(self.columns)) & ~blank
             exact |= wrong & spans
+        # Return the records before the first of these, without blank lines.
         stop = int(exact.argmax()) if exact.any() else len(starts)
         consumed = int(after[stop - 1]) if stop else 0
-        keep = np.flatnonzero(~blank[:stop])
+        filled_lines = np.flatnonzero(~blank[:stop])
         problems = {}
         if counts is not None and wrong is not None:
-            bad = np.flatnonzero(wrong[:stop][keep])
-            problems = {int(i): f"expected {len(self.columns)} fields, found {counts[keep[i]]}" for i in bad}
-        return Split(starts[keep], line_ends[keep], problems, consumed)
+            bad = np.flatnonzero(wrong[:stop][filled_lines])
+            problems = {int(i): f"expected {len(self.columns)} fields, found {counts[filled_lines[i]]}" for i in bad}
+        return Split(starts[filled_lines], line_ends[filled_lines], problems, consumed)
 
     def _fields(
         self, array: NDArray[np.uint8], quotes: NDArray[np.int64], starts: NDArray[np.int64], ends: NDArray[np.int64]
     ) -> NDArray[np.int64]:
-        """How many fields records have, if all quotes are where a quoted field may open or close.
+        """Return the number of fields of records, int64 [n], if all quotes are where a quoted field may open or close.
 
         Parameters
         ----------
@@ -320,16 +334,17 @@ class Csv(RecordFormat):
         return array == ord(self.quote) if self.quote else np.zeros(len(array), np.bool_)
 
     def _first_misplaced(self, array: NDArray[np.uint8], quotes: NDArray[np.int64]) -> int:
-        """The first quote that neither opens nor closes a field nor is next to another quote; else the length.
+        """Return the position of the first quote that neither opens nor closes a field nor is next to another quote. If
+        there is none, return the length of the buffer.
 
-        Counted from the start, every other quote opens a field, and the one after it closes that. A closing quote
-        directly before an opening one is no end of a field: the two are a doubled quote, which stands for one within
+        Counted from the start, every other quote opens a field, and the one after it closes the field. A closing quote
+        directly before an opening one does not end a field: the two are a doubled quote, which stands for one within
         the field.
         """
         may_touch = np.zeros(256, np.bool_)
         may_touch[[ord(self.delimiter), _LF, _CR]] = True
         openers, closers = quotes[::2], quotes[1::2]
-        doubled = (np.diff(quotes) == 1)[1::2]  # whether closer i is directly before opener i + 1
+        doubled = (np.diff(quotes) == 1)[1::2]  # whether closing quote i is directly before opening quote i + 1
         closes = may_touch[array[np.minimum(closers + 1, len(array) - 1)]] | (closers + 1 == len(array))
         closes[: len(doubled)] |= doubled
         may_touch[_CR] = self.cr_ends
@@ -341,13 +356,14 @@ class Csv(RecordFormat):
         return int(quotes[bad[0]]) if len(bad) else len(array)
 
     def schema(self, file: InputFile, selection: Selection) -> Schema:
-        """The names in the first record, or those that the user gave.
+        """Return the names in the first record, or those that the user gave.
 
-        Raises SourceError where the first record cannot be read; UsageError where the rows have more or fewer fields
+        Raises SourceError if the first record cannot be read. Raises UsageError if the rows have more or fewer fields
         than there are names.
         """
         header = selection.header
         for whole in self.heads(file):
+            # Find the dialect: the delimiter that the file names, and whether a CR ends a record.
             form, head = self._by_separator_line(whole, selection)
             form = replace(form, columns=header or (), cr_ends=True)
             records, cr_ends = form.split(head.data, head.final), False
@@ -357,6 +373,7 @@ class Csv(RecordFormat):
                 records = records if cr_ends else replace(form, cr_ends=False).split(head.data, head.final)
             if len(records.starts) > max(1, len(records.problems)):
                 break
+        # If the user named the columns, check that rows have as many fields.
         told = form.delimiter if form.delimiter != self.delimiter else ""
         if header is not None:
             if len(records.starts) and len(records.problems) == len(records.starts):
@@ -365,6 +382,7 @@ class Csv(RecordFormat):
                 hint = f"; {separated_by(other)}" if other and len(header) > 1 and not selection.delimiter else ""
                 raise UsageError(f"{file.path}: {len(header)} columns are named; {records.problems[0]}{hint}")
             return Schema(header, start=head.start, cr_ends=cr_ends, delimiter=told)
+        # Otherwise the first record must be readable.
         if not len(records.starts):
             if head.failure:
                 raise head.failure
@@ -373,6 +391,7 @@ class Csv(RecordFormat):
         if 0 in records.problems:
             why = f"{records.problems[0]}{self._quote_hint(head)}"
             raise SourceError(f"{file.path}: its first line cannot be read: {why}")
+        # Its fields are the names of the columns.
         form = replace(form, columns=(), cr_ends=cr_ends)
         names = form._header(head.data[records.starts[0] : records.ends[0]], file.path)
         after = int(records.starts[1]) if len(records.starts) > 1 else records.consumed
@@ -381,9 +400,10 @@ class Csv(RecordFormat):
         return Schema(names, start=head.start + after, cr_ends=cr_ends, delimiter=told)
 
     def _by_separator_line(self, head: Head, selection: Selection) -> tuple[Self, Head]:
-        """The dialect of a file, and its beginning without the line "sep=;" by which Excel takes its delimiter.
+        """Return the dialect of a file, and its beginning without the line "sep=;" from which Excel takes the
+        delimiter.
 
-        A delimiter that the user gave counts before that line.
+        A delimiter that the user gave has priority over that line.
         """
         line = _SEPARATOR_LINE.match(head.data)
         if line is None or line[1].decode() in (self.quote, self.escape):
@@ -392,13 +412,13 @@ class Csv(RecordFormat):
         return form, head._replace(data=head.data[line.end() :], start=head.start + line.end())
 
     def _quote_hint(self, head: Head) -> str:
-        """What may help where the first line of a file cannot be read; empty where it holds no quote."""
+        """Return a hint for a file whose first line cannot be read, or "" if the line holds no quote."""
         line = head.data.lstrip(b"\r\n").split(b"\n", 1)[0]
         is_quoted = bool(self.quote) and self.quote.encode() in line
         return ". If the quotes are part of the text, --quote none" if is_quoted else ""
 
     def _refuse_short_header(self, head: Head, begin: int, end: int, path: str) -> None:
-        """Raise UsageError where every record has one field more than there are `columns`.
+        """Raise UsageError if every record has one field more than there are `columns`.
 
         Parameters
         ----------
@@ -430,11 +450,11 @@ class Csv(RecordFormat):
         )
 
     def _header(self, record: bytes, path: str) -> tuple[str, ...]:
-        """The fields of a file's first record. Raises SourceError where they cannot be decoded."""
+        """Return the fields of a file's first record. Raises SourceError if they cannot be decoded."""
         if why := why_not_decoded(record, self.encoding):
             raise SourceError(f"{path}: its first line {why}. --encoding names another")
         names = tuple(f"f{i}" for i in range(1 + record.count(self.delimiter.encode())))
-        table = self._table(record + b"\n", names)  # PyArrow calls the fields of a first record so
+        table = self._table(record + b"\n", names)  # these are the names that PyArrow gives to fields without names
         return tuple((column[0].as_py() or b"").decode(UTF8) for column in table.columns)
 
     @property
@@ -443,7 +463,9 @@ class Csv(RecordFormat):
         return (up_to_last_line_end, *quoted)
 
     def parse_whole(self, data: memoryview, path: str, selection: Selection) -> Chunk:
-        """The same. A quote that is open at the end is in the last field, which then ends with the last line's end."""
+        """Return the rows of a whole block (see `RecordFormat.parse_whole`). If a quote is still open at the end, it is
+        in the last field, which then ends with the last line end.
+        """
         last = self.columns[-1]
         if len(data) > self.limits.field_bytes or self.columns.count(last) > 1:
             raise ScanWanted
@@ -459,19 +481,21 @@ class Csv(RecordFormat):
             return self._parsed(self._counted(records), path, first_row, selection)
 
     def _parsed(self, records: Records, path: str, first_row: int, selection: Selection) -> Chunk:
-        kept, data = _good(records)
+        good_records, data = _good(records)
         table = pa.table({name: pa.array([], pa.binary()) for name in selection.columns})
-        if len(kept):
+        if len(good_records):
             table = self._table(data, selection.columns)
-        if len(table) != len(kept):
+        if len(table) != len(good_records):
             raise SourceError(
-                f"{path}: {len(kept)} records by the scan, {len(table)} by the parser: please report this"
+                f"{path}: {len(good_records)} records by the scan, {len(table)} by the parser: please report this"
             )
         bad = records.bad_rows(first_row)
-        return assemble(path, first_row + kept, table, selection, lambda i: records.raw(int(kept[i])), bad)
+        return assemble(
+            path, first_row + good_records, table, selection, lambda i: records.raw(int(good_records[i])), bad
+        )
 
     def _counted(self, records: Records) -> Records:
-        """The records, with the problems of those that have too few fields or too many."""
+        """Return the records, with a problem for each that has too few or too many fields."""
         begin, end = int(records.starts[0]), int(records.ends[-1])
         array = np.frombuffer(self._plain(records.data[begin:end]), np.uint8)
         starts, ends = records.starts - begin, records.ends - begin
@@ -488,9 +512,10 @@ class Csv(RecordFormat):
         return replace(records, problems=problems)
 
     def _table(self, data: bytes | memoryview, columns: tuple[str, ...]) -> pa.Table:
-        """The fields of those of `columns` that the file has, as bytes.
+        """Return the fields of those of `columns` that the file has, as bytes.
 
-        A field without quotes that is the escape and an N is null: MySQL and PostgreSQL write a null so.
+        A field without quotes that is the escape character and an N is null: MySQL and PostgreSQL write nulls in this
+        way.
         """
         if data[: len(BOM)] == BOM:
             data = b"\n" + bytes(data)  # the parser skips an empty line, and would drop the mark at the very start
@@ -501,7 +526,7 @@ class Csv(RecordFormat):
         if self.escape and (nulls := _nulls_of(self.delimiter, self.escape)).search(data):
             null = _bytes_not_in(data)
             data = nulls.sub(null, data)
-        if _ZERO.search(data):  # PyArrow before 26 takes no delimiter that follows: findings/pyarrow_csv_zero.sh
+        if _ZERO.search(data):  # PyArrow before 26 ignores the delimiters after a zero: findings/pyarrow_csv_zero.sh
             zero = _bytes_not_in(data)
             data = _ZERO.sub(zero, data)
         table = self._table_in_parts(data, columns)
@@ -522,13 +547,13 @@ class Csv(RecordFormat):
 
     def _table_in_parts(self, data: bytes | memoryview, columns: tuple[str, ...]) -> pa.Table:
         whole, part = len(data) + 1, self.limits.parsed_bytes
-        edges = zip(data[part - 1 :: part], data[part::part], strict=False)  # the bytes before and after each
-        if whole <= part or (_CR, _LF) in edges:  # PyArrow drops an LF there, within quotes too
+        edges = zip(data[part - 1 :: part], data[part::part], strict=False)  # the bytes before and after each edge
+        if whole <= part or (_CR, _LF) in edges:  # PyArrow drops an LF there, also within quotes
             return self._table_by(whole, data, columns)
         try:
             return self._table_by(part, data, columns)
         except pa.ArrowInvalid:
-            return self._table_by(whole, data, columns)  # a record is longer
+            return self._table_by(whole, data, columns)  # a record is longer than a part
 
     def _table_by(self, block_bytes: int, data: bytes | memoryview, columns: tuple[str, ...]) -> pa.Table:
         return pa_csv.read_csv(
@@ -566,13 +591,13 @@ class Tsv(Csv):
 
 @lru_cache
 def _nulls_of(delimiter: str, escape: str) -> re.Pattern[bytes]:
-    """What may be a null: it is none where it is a part of a field."""
+    """Return a pattern for what may be a null. It does not match within a longer field."""
     edge = rb"[^%s\r\n]" % re.escape(delimiter.encode())
     return re.compile(rb"(?<!%s)%sN(?!%s)" % (edge, re.escape(escape.encode()), edge))
 
 
 def _bytes_not_in(data: bytes | memoryview) -> bytes:
-    """Bytes that are not in the data, nor in themselves at another place."""
+    """Return bytes that occur neither in the data nor, shifted, in themselves."""
     content, mark = bytes(data), b"\xff\xfe"
     while mark in content:
         mark += b"\xfe"
@@ -584,14 +609,14 @@ def _with_values(table: pa.Table, change: Callable[[pa.ChunkedArray], pa.Chunked
 
 
 def _with_nulls(column: pa.ChunkedArray, mark: bytes) -> pa.ChunkedArray:
-    """The column with null in place of a mark; where that is a part of a value, it stands for an N."""
+    """Return the column with null in place of a mark. Within a longer value, the mark stands for an N."""
     column = pc.if_else(pc.equal(column, mark), pa.scalar(None, column.type), column)
     return pc.replace_substring(column, mark, b"N")
 
 
 def _up_to_last_unquoted_line_end(data: bytes | mmap, begin: int, end: int, quote: str) -> int:
-    """A guess: up to the last line end before which quotes pair up; up to the last of all where those at the end are
-    none.
+    """Guess that records end at the last line end before which quotes pair up. If there is none near the end, guess the
+    last line end.
     """
     at = last = data.rfind(b"\n", begin, end)
     if last < 0:
@@ -606,11 +631,11 @@ def _up_to_last_unquoted_line_end(data: bytes | mmap, begin: int, end: int, quot
 
 
 def _good(records: Records) -> tuple[NDArray[np.int64], bytes | memoryview]:
-    """Which records have no problem, and these, one after the other."""
+    """Return which records have no problem, and the bytes of these, one after the other."""
     good = np.ones(len(records), np.bool_)
     good[list(records.problems)] = False
-    kept, data = np.flatnonzero(good), memoryview(records.data)
-    if 0 < len(kept) == len(records):
-        return kept, data[int(records.starts[0]) : int(records.ends[-1])]
-    bounds = zip(records.starts[kept].tolist(), records.ends[kept].tolist(), strict=True)
-    return kept, b"\n".join([data[start:end] for start, end in bounds])
+    good_records, data = np.flatnonzero(good), memoryview(records.data)
+    if 0 < len(good_records) == len(records):
+        return good_records, data[int(records.starts[0]) : int(records.ends[-1])]
+    bounds = zip(records.starts[good_records].tolist(), records.ends[good_records].tolist(), strict=True)
+    return good_records, b"\n".join([data[start:end] for start, end in bounds])

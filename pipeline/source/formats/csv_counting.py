@@ -1,4 +1,4 @@
-"""What may be amiss with a CSV, by its line ends and quotes."""
+"""Finds what may be wrong with a CSV file, from its line ends and quotes."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ from .records import count_of, places
 _LF, _CR, _BACKSLASH = b"\n\r\\"
 
 _MORE_LINES = 1.1
-"""Lines that a file has for each row, from which its quotes may be text."""
+"""How many lines a file has for each row if its quotes may be part of the text."""
 
 _ESCAPED_QUOTES = 0.01
-"""The same of quotes after a backslash."""
+"""How many quotes after a backslash a file has for each row if they may be escaped."""
 
 
 @dataclass
 class CsvCounting:
-    """Counts lines that are not blank, and quotes after a backslash: as of `Counting`.
+    """Counts lines that are not blank, and quotes after a backslash (see `Counting`).
 
-    Which share of the lines is blank is looked up in the first bytes of each cell of the file.
+    The first bytes of each cell of the file show which share of its lines is blank.
 
     Attributes
     ----------
     quote, delimiter, escape : str
-        As of `Csv`.
+        See `Csv`.
     cell_bytes : int
-        Bytes of a cell.
+        The size of a cell in bytes.
     left : int or None
         How many further bytes are counted; None for all.
 
@@ -44,12 +44,12 @@ class CsvCounting:
     left: int | None
     _lines: float = 0.0
     _escaped: int = 0
-    _at: int = 0  # bytes of the cell
-    _line_ends: int = 0  # in it
-    _first: bytes = b""  # bytes of it
+    _at: int = 0  # bytes of the current cell
+    _line_ends: int = 0  # line ends in the current cell
+    _first: bytes = b""  # first bytes of the current cell
     _last: NDArray[np.uint8] = field(
         default_factory=lambda: np.empty(0, np.uint8)
-    )  # two bytes, which may begin a quote
+    )  # the last two bytes, which may begin a quote
 
     def count(self, data: NDArray[np.uint8]) -> None:
         data = data[: self.left]
@@ -66,7 +66,7 @@ class CsvCounting:
                 self._at, self._line_ends, self._first = 0, 0, b""
 
     def _lines_of_cell(self) -> float:
-        """Its lines that are not blank."""
+        """Return the number of lines of the current cell that are not blank."""
         first = np.frombuffer(self._first, np.uint8)
         ends = places(first, _LF) + 1
         blank = np.count_nonzero(np.isin(first[ends[ends < len(first)]], (_LF, _CR)))

@@ -1,10 +1,10 @@
-"""The values of one key of a block of JSON lines, taken out before the block is parsed, since a parser copies them byte
-by byte: most bytes of a corpus are those of its texts.
+"""Takes the values of one key out of a block of JSON lines before the block is parsed. A parser would copy them byte by
+byte, and most bytes of a corpus are those of its texts.
 
-What is taken out is checked here as a parser would; all else stays in the block, an empty string in the place of each,
-for the parser to check. So what is left is JSON where the whole block is, and only there. A value ends at the next
-quote before which no escape begins. If the key were inside a string, that string would end where the key begins, and
-neither the block nor what is left of it would be JSON.
+The values are checked here as a parser would check them. The rest of the block stays, with an empty string in place of
+each value, for the parser to check. So the rest is JSON if and only if the whole block is. A value ends at the next
+quote that is not escaped. If the key were inside a string, that string would end where the key begins, and neither the
+block nor the rest of it would be JSON.
 """
 
 from __future__ import annotations
@@ -23,43 +23,49 @@ _QUOTE, _BACKSLASH, _SPACE, _U = b'"\\ u'
 _OPENING, _CLOSING = (np.isin(np.arange(256), list(marks)) for marks in (b"{[", b"}]"))
 
 _KEY = re.compile(r'\w[^"\\]*')
-"""Keys as a file holds them, of which none could follow the end of a string."""
+"""Matches keys, as a file holds them, that could not follow the end of a string."""
 
 _LEAST_LINE, _LEAST_SHARE = 160, 0.5
-"""Bytes of a line, on average, and what the values are of all: to take less out is not worth it."""
+"""The smallest average number of bytes in a line, and the smallest share of all bytes that the values have. Below
+these, taking the values out is not worth it.
+"""
 
 _MOST_LONG = 0.25
-"""Escapes of four digits for each line, which are left to the parser: where there are more, so is all."""
+"""The largest number of escapes of four digits per line. They are left to the parser, and with more of them, so is the
+whole block.
+"""
 
 _SAMPLE = 256
-"""Lines of which half may differ, if few of all do."""
+"""How many lines are compared first. If more than half of them differ, most lines of the block probably do."""
 
 _STANDS_FOR = np.arange(256, dtype=np.uint8)
 _STANDS_FOR[list(b"bfnrt")] = list(b"\b\f\n\r\t")
-"""What an escaped character means."""
+"""The meaning of an escaped character."""
 
 _ESCAPES = np.isin(np.arange(256), list(b'"\\/bfnrt'))
 _HEX = np.full(256, -1, np.int32)
 _HEX[list(b"0123456789")] = range(10)
 _HEX[list(b"abcdef")] = _HEX[list(b"ABCDEF")] = range(10, 16)
 _U_ESCAPE = 6
-"""Bytes of \\u000a."""
+"""The number of bytes in \\u000a."""
 
 _OPEN_LIST, _OPEN = b"[{"
 _CASE = np.uint8(_OPEN ^ _OPEN_LIST)
-"""The bit by which "{" and "[" differ, as letters and capitals do."""
+"""The bit in which "{" and "[" differ, as letters and capitals do."""
 
 _DEEPEST = 200
-"""Brackets in a line that may go to Arrow: `json` fails at a little less than a thousand nested ones."""
+"""The largest number of brackets in a line that may go to Arrow: `json` fails at a little less than a thousand nested
+ones.
+"""
 
 _SAMPLED, _DIGITS = 50, 43
-"""Python rejects integers of more than 4,300 digits: such a run has 43 digits at steps of 50 bytes."""
+"""Python rejects integers of more than 4,300 digits. Such a run has 43 digits at steps of 50 bytes."""
 
 Positions = NDArray[np.int64]
 
 
 class Lines(NamedTuple):
-    """Lines of a block. What is between them is blank.
+    """Lines of a block. The bytes between them are blank.
 
     Attributes
     ----------
@@ -80,17 +86,17 @@ class Lines(NamedTuple):
 
     @property
     def texts(self) -> pa.LargeBinaryArray:
-        """Each line, and what is between it and the next."""
+        """Each line, with the bytes between it and the next."""
         return pieces(self.block, np.append(self.starts, len(self.block)))
 
 
 class Taken(NamedTuple):
-    """What was taken out of lines.
+    """Texts that were taken out of lines.
 
     Attributes
     ----------
     left : Lines
-        The lines without it.
+        The lines without the texts.
     which : ndarray
         int64 [N], the numbers of the lines that have an empty string in place of a text.
     texts : pyarrow.Array
@@ -104,8 +110,8 @@ class Taken(NamedTuple):
 
 
 def taken_out(lines: Lines, key: str, is_last: bool) -> Taken | None:
-    """The values of `key` that are strings without escapes of four digits, of lines that each begin and end like an
-    object, and are UTF-8; None where that is not worth it. is_last: whether they probably end with the value.
+    """Take out the values of `key` that are strings without escapes of four digits. Each line must begin and end like
+    an object and be UTF-8. Return None if this is not worth it. is_last: whether lines probably end with the value.
     """
     _, starts, ends = lines
     if not _KEY.fullmatch(key) or (ends - starts).sum() < _LEAST_LINE * len(starts):
@@ -123,7 +129,9 @@ def taken_out(lines: Lines, key: str, is_last: bool) -> Taken | None:
 
 
 def _values(lines: Lines, name: bytes) -> tuple[Positions, Positions]:
-    """Which lines have a string as the value of a key, and where its content begins. name: the key and a colon."""
+    """Return which lines have a string as the value of a key, and where its content begins. name: the
+    key and a colon.
+    """
     places = pc.find_substring(lines.texts, name).to_numpy()
     which = np.flatnonzero(places >= 0)
     data, keys = lines.data, lines.starts[which] + places[which]
@@ -134,16 +142,17 @@ def _values(lines: Lines, name: bytes) -> tuple[Positions, Positions]:
 
 
 def _taken(lines: Lines, which: Positions, begins: Positions, closes: Positions, escapes: Positions) -> Taken | None:
-    """What is between these positions of some lines; None where that is not worth it, or a string ends before.
+    """Take out what is between these positions of some lines. Return None if this is not worth it, or if a string ends
+    earlier.
 
     Parameters
     ----------
     lines : Lines
         The lines.
     which : ndarray
-        The numbers of some of them.
+        The numbers of some of the lines.
     begins, closes : ndarray
-        Of each of these, where its value begins and where the quote after it is, in bytes of the block.
+        For each of these lines, where its value begins, and where the quote after it is, in bytes of the block.
     escapes : ndarray
         Where escapes begin, in bytes of the block.
 
@@ -155,7 +164,8 @@ def _taken(lines: Lines, which: Positions, begins: Positions, closes: Positions,
     if (closes - begins).sum() < _LEAST_SHARE * (lines.ends - lines.starts).sum():
         return None
     left = _left(lines, which, begins, closes)
-    if np.count_nonzero(left.data | _CASE == _OPEN) > len(lines.starts):  # there are objects within those of lines
+    # There are objects within the objects of lines.
+    if np.count_nonzero(left.data | _CASE == _OPEN) > len(lines.starts):
         good = _are_of_lines(lines.block, lines.starts[which], begins)
         if not good.all():
             return _taken(lines, which[good], begins[good], closes[good], escapes)
@@ -170,12 +180,12 @@ def _taken(lines: Lines, which: Positions, begins: Positions, closes: Positions,
     if count_of(held, np.equal, _QUOTE) > np.count_nonzero(means == _QUOTE):
         return None
     if held.min() < _SPACE and count_of(held, np.less, _SPACE) > np.count_nonzero(means < _SPACE):
-        return None  # a string must not hold one that is not escaped
+        return None  # a string must not hold a control character that is not escaped
     return Taken(left, which, texts)
 
 
 def _left(lines: Lines, which: Positions, begins: Positions, closes: Positions) -> Lines:
-    """The lines without what is between these positions of some."""
+    """Return the lines without what is between these positions of some of them."""
     sizes = np.zeros(len(lines.starts), np.int64)
     sizes[which] = closes - begins
     after = np.cumsum(sizes)
@@ -185,7 +195,9 @@ def _left(lines: Lines, which: Positions, begins: Positions, closes: Positions) 
 
 
 def _are_of_lines(block: pa.Buffer, starts: Positions, begins: Positions) -> NDArray[np.bool_]:
-    """Whether the values that begin here are of the objects that begin at `starts`, and not of one within them."""
+    """Return which of the values that begin here belong to the objects that begin at `starts`, and not to objects
+    within them.
+    """
     before = _every_second(block, np.column_stack([starts, begins - 1]).ravel())
     data = np.frombuffer(before, np.uint8)
     quotes, bounds = _quotes(data, _escapes(data)), np.cumsum(np.append(0, begins - 1 - starts))
@@ -197,7 +209,9 @@ def _are_of_lines(block: pa.Buffer, starts: Positions, begins: Positions) -> NDA
 
 
 def _which(at: Positions, begins: Positions, closes: Positions) -> tuple[Positions, NDArray[np.bool_]]:
-    """The last of some parts that begins before each position, and whether that is within it."""
+    """Return the number of the last part that begins before each position, and whether the position is within that
+    part.
+    """
     row = begins.searchsorted(at, "right") - 1
     return row, (row >= 0) & (at < closes[row])
 
@@ -205,20 +219,20 @@ def _which(at: Positions, begins: Positions, closes: Positions) -> tuple[Positio
 def _unescaped(
     block: pa.Buffer, begins: Positions, ends: Positions, at: Positions, kinds: NDArray[np.uint8], row: Positions
 ) -> pa.Array:
-    """Parts of strings with the characters that their escapes mean, as large_string.
+    """Return parts of strings with the characters that their escapes mean, as large_string.
 
     Parameters
     ----------
     block : pyarrow.Buffer
         The block.
     begins, ends : ndarray
-        Where the parts begin and end, in bytes of it.
+        Where the parts begin and end, in bytes of the block.
     at : ndarray
-        Where escapes begin; none is of four digits.
+        Where escapes begin. None of them has four digits.
     kinds : ndarray
         uint8, the character after each backslash.
     row : ndarray
-        The number of the part that each escape is in.
+        The number of the part in which each escape is.
 
     """
     counts = np.bincount(row, minlength=len(begins))
@@ -237,8 +251,8 @@ def _unescaped(
 
 
 def distinct(lines: Lines) -> Lines:
-    """Lines to parse for all of these, where nothing but whether they are JSON is asked: one of those that differ only
-    in digits other than 0, by which none is more or less JSON than another. All of them where most differ.
+    """Return lines whose parsing decides whether all these lines are JSON. Of lines that differ only in digits other
+    than 0, one is enough, because these digits do not matter. Return all lines if most differ.
     """
     digits = lines.data - np.uint8(ord("1"))
     same = lines.data - digits * (digits < 9)
@@ -254,13 +268,14 @@ def distinct(lines: Lines) -> Lines:
 def are_plain(lines: Lines) -> bool:
     """Whether no line is nested too deep or has a number of thousands of digits.
 
-    Raises ValueError where the quotes of a line do not pair up.
+    Raises ValueError if the quotes of a line do not pair up.
     """
-    long = np.flatnonzero(lines.ends - lines.starts > 2 * _DEEPEST)  # what a shorter one opens could not all be closed
+    # Brackets that a shorter line opens could not all be closed.
+    long = np.flatnonzero(lines.ends - lines.starts > 2 * _DEEPEST)
     view, edges = memoryview(lines.block), zip(lines.starts[long].tolist(), lines.ends[long].tolist(), strict=True)
     joined = b"".join([view[start:end] for start, end in edges])
     starts = np.cumsum(np.append(0, (lines.ends - lines.starts)[long]))[: len(long)]
-    if _is_plain(np.frombuffer(joined, np.uint8), starts):  # whatever its strings hold
+    if _is_plain(np.frombuffer(joined, np.uint8), starts):  # true whatever its strings hold
         return True
     quotes = _quotes(data := lines.data, _escapes(data))
     if (np.searchsorted(quotes, np.append(lines.starts, len(data))) & 1).any():
@@ -275,8 +290,8 @@ def _is_plain(data: NDArray[np.uint8], starts: Positions) -> bool:
 
 
 def _is_too_deep(data: NDArray[np.uint8], starts: Positions) -> bool:
-    """Whether a line, with so many brackets, may be nested too deep."""
-    if np.count_nonzero(data | _CASE == _OPEN) <= len(starts) + _DEEPEST - 1:  # each line begins with one
+    """Whether a line may be nested too deep, judging by its number of brackets."""
+    if np.count_nonzero(data | _CASE == _OPEN) <= len(starts) + _DEEPEST - 1:  # each line begins with one bracket
         return False
     brackets = np.flatnonzero((data == _OPEN) | (data == _OPEN_LIST))
     return bool(np.diff(brackets.searchsorted(starts), append=len(brackets)).max(initial=0) > _DEEPEST)
@@ -290,7 +305,7 @@ def _has_long_number(data: NDArray[np.uint8]) -> bool:
 
 
 def lines_refused(data: NDArray[np.uint8], starts: Positions) -> Positions:
-    """Which of the lines that begin at `starts` have an escape that is none, or a quote too many."""
+    """Return the lines, of those that begin at `starts`, that have an invalid escape or an odd number of quotes."""
     escapes = _escapes(data)
     quotes, invalid = _quotes(data, escapes), escapes[~_are_valid(data, escapes)]
     unpaired = np.flatnonzero(np.diff(np.searchsorted(quotes, starts), append=len(quotes)) & 1)
@@ -298,7 +313,7 @@ def lines_refused(data: NDArray[np.uint8], starts: Positions) -> Positions:
 
 
 def _escapes(data: NDArray[np.uint8]) -> Positions:
-    """The backslashes that begin an escape: of several in a row, every second one is itself escaped."""
+    """Return the backslashes that begin an escape. In a run of backslashes, every second one is itself escaped."""
     at = places(data, _BACKSLASH)
     follows = np.diff(at, prepend=-2) == 1
     if (follows[1:] & follows[:-1]).any():
@@ -308,13 +323,13 @@ def _escapes(data: NDArray[np.uint8]) -> Positions:
 
 
 def _quotes(data: NDArray[np.uint8], escapes: Positions) -> Positions:
-    """The quotes that begin or end a string."""
+    """Return the quotes that begin or end a string."""
     quotes, after = places(data, _QUOTE), escapes[: np.searchsorted(escapes, len(data) - 1)] + 1
     return np.delete(quotes, quotes.searchsorted(after[data[after] == _QUOTE]))
 
 
 def _are_valid(data: NDArray[np.uint8], at: Positions) -> NDArray[np.bool_]:
-    """Whether the escapes at these places are some."""
+    """Return which of the escapes at these places are valid."""
     padded = np.append(data, np.zeros(_U_ESCAPE, np.uint8))
     kind = padded[at + 1]
     valid = _ESCAPES[kind]
@@ -328,12 +343,12 @@ def _are_valid(data: NDArray[np.uint8], at: Positions) -> NDArray[np.bool_]:
 
 
 def pieces(block: pa.Buffer, bounds: Positions) -> pa.LargeBinaryArray:
-    """block[bounds[0]:bounds[1]], block[bounds[1]:bounds[2]] and so on."""
+    """Return block[bounds[0]:bounds[1]], block[bounds[1]:bounds[2]] and so on."""
     return pa.Array.from_buffers(pa.large_binary(), len(bounds) - 1, [None, pa.py_buffer(bounds), block])
 
 
 def _every_second(block: pa.Buffer, bounds: Positions) -> pa.Buffer:
-    """block[bounds[0]:bounds[1]], block[bounds[2]:bounds[3]] and so on, joined."""
+    """Return block[bounds[0]:bounds[1]], block[bounds[2]:bounds[3]] and so on, joined."""
     mask = np.zeros(len(bounds) - 1, np.bool_)
     mask[::2] = True
     return pieces(block, bounds).filter(pa.array(mask)).buffers()[2]

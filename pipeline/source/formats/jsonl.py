@@ -1,8 +1,9 @@
-"""JSON Lines: an object a line; blank lines are skipped.
+"""JSON Lines: one object per line. Blank lines are skipped.
 
-A block of lines goes through Arrow's parser, which parses all columns at once and releases the GIL. A line that it may
-parse differently from Python's `json`, or refuses, goes through `json`: so the result for a line never depends on its
-neighbours. Such lines are found beforehand where that is possible, else in ever smaller parts of the block.
+A block of lines goes through Arrow's parser, which parses all columns together and releases the GIL. If Arrow may
+refuse a line, or parse it differently from Python's `json`, the line goes through `json`, so the result for a line
+never depends on its neighbours. Such lines are found beforehand if possible, and otherwise in smaller and smaller parts
+of the block.
 """
 
 from __future__ import annotations
@@ -22,12 +23,12 @@ from numpy.typing import NDArray
 from pyarrow import json as pa_json
 
 from ...errors import SourceError
-from ..assemble import assemble
-from ..chunk import BadRow, Chunk, RowsByName, Selection, commonest_rows, concat
-from ..columns import finite, is_unicode, keys_within, not_utf8, printable_name, value_at, value_or_none
-from ..compression import UTF8, why_not_decoded
-from ..format import InputFile, Schema
-from ..layouts import holds
+from ..rows.assemble import assemble
+from ..rows.chunk import BadRow, Chunk, RowsByName, Selection, commonest_rows, concat
+from ..rows.columns import finite, is_unicode, keys_within, not_utf8, printable_name, value_at, value_or_none
+from ..rows.compression import UTF8, why_not_decoded
+from ..rows.format import InputFile, Schema
+from ..rows.layouts import holds
 from .json_strings import Lines, Taken, are_plain, distinct, lines_refused, pieces, taken_out
 from .record_format import Head, RecordFormat
 from .records import Records, Split, split_lines
@@ -38,26 +39,30 @@ _IS_BLANK[list(_BLANK)] = True
 _OPEN, _CLOSE = b"{}"
 
 _ARROW_NUMBERS = re.compile(r'"(?:[^"\\]|\\.)*+"|(?P<nan>-NaN)|(?P<infinity>Inf)(?!inity)')
-"""Numbers that Arrow accepts and `json` does not, outside of strings."""
+"""Matches numbers outside of strings that Arrow accepts and `json` does not."""
 
 _DIGIT = re.compile("[1-9]")
 
 _MINUS_ZERO = re.compile(rb"-0[ \t\r]*[],}]")
-"""What may be an integer that Arrow reads as 0, without its sign."""
+"""Matches what may be an integer that Arrow reads as 0, without its sign."""
 
 _PARTS, _FEW = 16, 128
-"""Into so many parts goes a block with a line that Arrow refuses; so few lines go through `json`, rather."""
+"""A block with a line that Arrow refuses is cut into 16 parts; 128 lines or fewer go through `json` instead."""
 
 _LINES_WITH_TYPES = 4
-"""About so many lines of a block, at even distances, are looked at for the types of its values, until one has them."""
+"""About how many lines of a block, at even distances, are examined to find the types of its values, until one line has
+them.
+"""
 
 _LINES_WITH_KEYS = 100
-"""So many first lines say which columns a file has, and further ones where those that are asked for are on these."""
+"""How many first lines show which columns a file has. Further lines are examined if they may have columns that the job
+uses.
+"""
 
 
 class Jsonl(RecordFormat):
-    """The text must be a string or null. Other columns become strings, as JSON writes their values; a key that a row
-    lacks is null in a kept column.
+    """JSON Lines. The text must be a string or null. Other columns become strings, as JSON writes their values. A kept
+    column is null if a row lacks the key.
     """
 
     name = "jsonl"
@@ -68,25 +73,26 @@ class Jsonl(RecordFormat):
         return self.encoding == UTF8
 
     def split(self, buffer: bytes, final: bool) -> Split:
-        """The lines that are not blank."""
+        """Return the lines that are not blank."""
         lines = split_lines(buffer, final, self.limits)
-        keep = lines.ends > lines.starts
-        begin = np.frombuffer(buffer, np.uint8)[lines.starts[keep]]
-        for i in np.flatnonzero(keep)[_IS_BLANK[begin]]:
-            keep[i] = bool(buffer[lines.starts[i] : lines.ends[i]].strip(_BLANK))
-        if keep.all():
+        is_filled = lines.ends > lines.starts
+        begin = np.frombuffer(buffer, np.uint8)[lines.starts[is_filled]]
+        for i in np.flatnonzero(is_filled)[_IS_BLANK[begin]]:
+            is_filled[i] = bool(buffer[lines.starts[i] : lines.ends[i]].strip(_BLANK))
+        if is_filled.all():
             return lines
-        kept = np.flatnonzero(keep)
-        problems = {int(np.searchsorted(kept, i)): reason for i, reason in lines.problems.items()}
-        return Split(lines.starts[kept], lines.ends[kept], problems, lines.consumed, lines.overlong)
+        filled_lines = np.flatnonzero(is_filled)
+        problems = {int(np.searchsorted(filled_lines, i)): reason for i, reason in lines.problems.items()}
+        return Split(lines.starts[filled_lines], lines.ends[filled_lines], problems, lines.consumed, lines.overlong)
 
     def schema(self, file: InputFile, selection: Selection) -> Schema:
-        """The keys of the first lines that are objects, up to that by which all columns that are asked for are found;
-        where there is none, these columns: each row has its own keys.
+        """Return the keys of the first lines that are objects, up to the line at which all columns that the job uses
+        are found. If no line is an object, return these columns: each row has its own keys.
         """
+        # Read first lines until all columns that the job uses are found.
         asked = {*(selection.text or ("text",)), *selection.columns}
-        most = _LINES_WITH_KEYS - 1
-        least = most if selection.keep_all and not selection.kept_types else 0
+        last_line = _LINES_WITH_KEYS - 1
+        first_enough = last_line if selection.keep_all and not selection.kept_types else 0
         for head in self.heads(file):
             keys: dict[str, None] = {}
             within: dict[str, pa.DataType] = {}
@@ -106,12 +112,13 @@ class Jsonl(RecordFormat):
                 keys |= dict.fromkeys(filter(is_unicode, values))
                 within |= dict.fromkeys(filter(is_unicode, keys_within(values)), pa.string())
                 absent = asked - keys.keys() - within.keys()
-                if lines >= least and not absent:
+                if lines >= first_enough and not absent:
                     break
-                if lines == most and not any(_occurs(name, head) for name in absent):
-                    break  # the rest of the head does not have them
-            if lines >= least and not absent:
+                if lines == last_line and not any(_occurs(name, head) for name in absent):
+                    break  # the rest of the head does not have these columns
+            if lines >= first_enough and not absent:
                 break
+        # A column that is missing in these lines may still occur further on.
         needed = {*(selection.text or ("text",)), *selection.needed}
         is_complete = bool(keys) and not all(_occurs(name, head) for name in needed & absent)
         names = tuple(keys) or selection.columns or ("text",)
@@ -123,7 +130,7 @@ class Jsonl(RecordFormat):
 
 
 def _lines(head: Head) -> Iterator[bytes]:
-    """The lines that are not blank, without their ends, as `split` finds them."""
+    """Yield the lines that are not blank, without their ends, as `split` finds them."""
     data, at = head.data, 0
     while (end := data.find(b"\n", at)) >= 0 or (head.final and at < len(data)):
         end = len(data) if end < 0 else end
@@ -144,12 +151,12 @@ def _is_array(line: bytes) -> bool:
 
 
 def _occurs(name: str, head: Head) -> bool:
-    """Whether a key may be called so."""
+    """Whether a key with this name may occur."""
     return f'"{name.rpartition(".")[2]}"'.encode(errors="surrogateescape") in head.data
 
 
 def _goes_on(line: bytes, data: bytes) -> bool:
-    """Whether data begin with an object of several lines. line: the first that is not blank."""
+    """Whether the data begin with an object of several lines. line: the first line that is not blank."""
     if _object_on(line) or not line.lstrip(_BLANK).startswith(b"{"):
         return False
     text = data.decode(UTF8, "replace").lstrip()
@@ -160,7 +167,7 @@ def _goes_on(line: bytes, data: bytes) -> bool:
 
 
 def _object_on(line: bytes) -> dict[str, Any]:
-    """The object on a line; empty where it is none."""
+    """Return the object on a line, or an empty one if there is none."""
     try:
         value = _value(line)
     except (ValueError, RecursionError):
@@ -169,22 +176,22 @@ def _object_on(line: bytes) -> dict[str, Any]:
 
 
 def parse_one_by_one(records: Records, path: str, first_row: int, selection: Selection) -> Chunk:
-    """A chunk of `records`, the first of which is record `first_row` of the file, each parsed by `json`."""
+    """Return a chunk of `records`, each parsed by `json`. The first of them is record `first_row` of the file."""
     none = pa.table({name: pa.array([], pa.large_string()) for name in selection.columns})
     return _merged(records, _Parsed(none, np.ones(len(records), np.bool_), {}), path, first_row, selection)
 
 
 class _Types(NamedTuple):
-    """What is known of a block by one of its lines.
+    """What one line of a block shows about all of them.
 
     Attributes
     ----------
     schema : pyarrow.Schema
-        Of the selected values.
+        The types of the selected values.
     key : str
         The key of the longest string among them.
     is_last : bool
-        Whether that is the last value of the line.
+        Whether that string is the last value of the line.
 
     """
 
@@ -198,16 +205,16 @@ class _Types(NamedTuple):
 
 
 class _Parsed(NamedTuple):
-    """Lines that Arrow parsed.
+    """Lines that Arrow has parsed.
 
     Attributes
     ----------
     table : pyarrow.Table
-        Their selected columns.
+        The selected columns of these lines.
     odd : ndarray
-        bool, one for each line of the block: which are not among them.
+        bool [lines of the block]: which lines are not among them.
     not_copied : mapping of str to ndarray
-        The numbers of lines of the block, as of `Chunk`.
+        The numbers of lines of the block by key (see `Chunk`).
 
     """
 
@@ -217,7 +224,9 @@ class _Parsed(NamedTuple):
 
 
 def _chunks(records: Records, path: str, first_row: int, selection: Selection) -> Iterator[Chunk]:
-    """Chunks of `records`, the first of which is record `first_row` of the file; one, if the odd lines can be found."""
+    """Yield chunks of `records`. The first of these is record `first_row` of the file. There is one chunk if the odd
+    lines can be found.
+    """
     if (types := _types(records, selection)) is None:
         yield parse_one_by_one(records, path, first_row, selection)
         return
@@ -237,16 +246,16 @@ def _chunks(records: Records, path: str, first_row: int, selection: Selection) -
 
 
 def _merged(records: Records, parsed: _Parsed, path: str, first_row: int, selection: Selection) -> Chunk:
-    """A chunk of all lines: those that are parsed, and the odd ones, which are parsed here.
+    """Return a chunk of all lines: those that Arrow has parsed, and the odd ones, which are parsed here.
 
     Parameters
     ----------
     records : Records
         The lines.
     parsed : _Parsed
-        Those that Arrow parsed.
+        The lines that Arrow has parsed.
     path, first_row, selection
-        As of `assemble`; `first_row` is the number of the first line in the file.
+        See `assemble`. `first_row` is the number of the first line in the file.
 
     """
     table, odd, not_copied = parsed
@@ -255,6 +264,7 @@ def _merged(records: Records, parsed: _Parsed, path: str, first_row: int, select
     bad = records.bad_rows(first_row)
     rows: list[dict[str, str | None]] = []
     alone = []
+    # Parse the odd lines one by one. Those that cannot be parsed go to the quarantine.
     for i in np.flatnonzero(odd).tolist():
         if i in records.problems:
             continue
@@ -267,12 +277,14 @@ def _merged(records: Records, parsed: _Parsed, path: str, first_row: int, select
         except ValueError as error:
             offset, head = records.raw(i)
             bad.append(BadRow(first_row + i, offset, str(error), head))
+    # Put their rows among the others, in the order of the file.
     if rows:
         numbers = np.concatenate([numbers, alone])
         order = np.argsort(numbers)
         numbers = numbers[order]
         others = pa.Table.from_pylist(rows, pa.schema([(name, pa.large_string()) for name in selection.columns]))
         table = pa.concat_tables([table, others]).take(pa.array(order))
+    # Join the keys that are not copied, and make the chunk.
     raw = records.raw if len(numbers) == len(records) else lambda i: records.raw(int(numbers[i]))
     by_key = commonest_rows([not_copied, {key: np.array(lines, np.int64) for key, lines in keys_alone.items()}])
     rows_by_key = {key: first_row + np.sort(lines) for key, lines in by_key.items()}
@@ -280,22 +292,25 @@ def _merged(records: Records, parsed: _Parsed, path: str, first_row: int, select
 
 
 def _parse_at_once(records: Records, odd: NDArray[np.bool_], types: _Types, selection: Selection) -> _Parsed | None:
-    """All lines but the odd ones, and those with a null that may be a missing key, by Arrow; None where one of them
-    must be parsed alone.
+    """Parse all lines by Arrow except the odd ones and those with a null that may be a missing key. Return None if
+    another line must be parsed alone.
     """
     usual = _without(records, odd)
     if not len(usual):
         return None
+    # Take the longest texts out, so that the parser does not copy them byte by byte.
     lines = _lines_of(usual)
     try:
         if not _may_be_json(lines):
             return None
         if (taken := taken_out(lines, types.key, types.is_last)) is not None:
             lines = taken.left
+        # If only these texts are needed, it is enough to parse lines that differ.
         is_all = taken is not None and len(taken.which) == len(usual) and types.schema.names == [types.key]
         is_all = is_all and not selection.keep_all
         if is_all and not _DIGIT.search(types.key):
             lines = distinct(lines)
+        # Parse the rest, unless Arrow and `json` might read it differently.
         if types.has_integers and _MINUS_ZERO.search(lines.block):
             return None
         if not are_plain(lines):
@@ -304,29 +319,32 @@ def _parse_at_once(records: Records, odd: NDArray[np.bool_], types: _Types, sele
         parse = pa_json.ParseOptions(explicit_schema=types.schema, unexpected_field_behavior=unexpected)
         read = pa_json.ReadOptions(use_threads=False, block_size=len(lines.block) + 1)
         table = pa_json.read_json(pa.BufferReader(lines.block), read, parse)
-    except ValueError:  # as Arrow's are, also where the message quotes invalid UTF-8
+    except ValueError:  # Arrow's errors are ValueErrors, and so is the one for a message that quotes invalid UTF-8
         return None
     if len(table) != len(lines.starts):
         return None
     if taken is not None and is_all:
         return _Parsed(pa.table({types.key: taken.texts}), odd, {})
+    # Select the columns, and put the texts back.
     others = table.drop_columns(types.schema.names)
     table = pa.table({name: _strings(table, name) for name in selection.columns})
     if taken is not None:
         table = _with_taken(table, types.key, taken)
+    # Lines with a null in a column that each row needs must be parsed alone: the key may be missing.
     needed = [table.column(name) for name in selection.needed if table.column(name).null_count]
     if needed:
         null = np.logical_or.reduce([column.is_null().to_numpy() for column in needed])
         odd = odd.copy()
         odd[np.flatnonzero(~odd)[null]] = True
         table, others = (rows.filter(pa.array(~null)) for rows in (table, others))
+    # Note the rows of keys that are not copied.
     numbers, columns = np.flatnonzero(~odd), zip(others.column_names, others.columns, strict=True)
     rows = {name: numbers[column.is_valid().to_numpy()] for name, column in columns}
     return _Parsed(table, odd, commonest_rows([{name: own for name, own in rows.items() if len(own)}]))
 
 
 def _strings(table: pa.Table, name: str) -> pa.ChunkedArray:
-    """A column as strings; of a name with dots, as of `value_at`."""
+    """Return a column as strings. A name with dots works as in `value_at`."""
     column = table.column(name).cast(pa.large_string())
     if "." not in name:
         return column
@@ -335,7 +353,7 @@ def _strings(table: pa.Table, name: str) -> pa.ChunkedArray:
 
 
 def _with_taken(table: pa.Table, name: str, taken: Taken) -> pa.Table:
-    """The table with the texts that were taken out of its lines, in the column of that name."""
+    """Return the table with the texts that were taken out of its lines, in the column `name`."""
     texts = taken.texts
     if len(texts) < len(table):
         which = np.arange(len(table))
@@ -345,7 +363,7 @@ def _with_taken(table: pa.Table, name: str, taken: Taken) -> pa.Table:
 
 
 def _without(records: Records, odd: NDArray[np.bool_]) -> Records:
-    """The lines that are not odd, one after the other."""
+    """Return the lines that are not odd, one after the other."""
     if not odd.any():
         return records
     usual = np.flatnonzero(~odd)
@@ -362,7 +380,9 @@ def _without(records: Records, odd: NDArray[np.bool_]) -> Records:
 
 
 def _refused(records: Records) -> NDArray[np.bool_]:
-    """Lines that Arrow may refuse, or read differently, as far as that is found without parsing them."""
+    """Return which lines Arrow may refuse or read differently, as far as this can be found without parsing them: bool
+    [lines].
+    """
     lines = _lines_of(records)
     odd: NDArray[np.bool_] = ~_are_objects(lines)
     odd[lines_refused(lines.data, lines.starts)] = True
@@ -378,7 +398,7 @@ def _lines_of(records: Records) -> Lines:
 
 
 def _types(records: Records, selection: Selection) -> _Types | None:
-    """The types on the first of some lines that Arrow can parse; None where it can parse none of them."""
+    """Return the types on the first of some lines that Arrow can parse, or None if it can parse none of them."""
     for i in range(0, len(records), max(1, len(records) // _LINES_WITH_TYPES)):
         types = _types_on(records.data[records.starts[i] : records.ends[i]], selection)
         if types is not None:
@@ -387,7 +407,9 @@ def _types(records: Records, selection: Selection) -> _Types | None:
 
 
 def _types_on(line: bytes, selection: Selection) -> _Types | None:
-    """The types of a line's selected values: strings, or integers in columns other than the text; if joined, in all."""
+    """Return the types of a line's selected values: strings, or integers in columns other than the text. With a
+    template, the text may have integers too.
+    """
     try:
         value = _value(line)
         values = {name: value_at(value, name) for name in selection.needed}
@@ -405,7 +427,9 @@ def _types_on(line: bytes, selection: Selection) -> _Types | None:
 
 
 def _with_structs(kinds: dict[str, pa.DataType]) -> pa.Schema | None:
-    """Columns of these types, and those in which names with dots may lead to them; None where one is in another."""
+    """Return a schema of columns with these types, and of the structs to which names with dots may lead. Return None if
+    one column is within another.
+    """
     tree: dict[str, Any] = {}
     for name, kind in kinds.items():
         for *way, last in dict.fromkeys([(name,), tuple(name.split("."))]):
@@ -426,7 +450,7 @@ def _as_fields(tree: dict[str, Any]) -> list[pa.Field]:
 
 
 def _may_be_json(lines: Lines) -> bool:
-    """Whether each line begins and ends like an object. Raises ArrowInvalid where one is not UTF-8.
+    """Whether each line begins and ends like an object. Raises ArrowInvalid if a line is not UTF-8.
 
     A line from "{" to "}" that is not a whole object cannot be followed by "{", so objects do not span lines.
     """
@@ -438,13 +462,14 @@ def _may_be_json(lines: Lines) -> bool:
 
 
 def _are_objects(lines: Lines) -> NDArray[np.bool_]:
-    """Whether each line begins and ends like an object."""
+    """Return which lines begin and end like an object: bool [lines]."""
     data = lines.data
     return np.asarray((data[lines.starts] == _OPEN) & (data[lines.ends - 1] == _CLOSE))
 
 
 def _parse_line(line: bytes, selection: Selection) -> tuple[dict[str, str | None], list[str]]:
-    """The selected values on a line, and the keys that are to be copied and are not. Raises ValueError."""
+    """Return the selected values on a line, and the keys that should be copied and are not. Raises ValueError."""
+    # Parse the line.
     if why := why_not_decoded(line, selection.encoding):
         raise ValueError(f"the line {why}")
     try:
@@ -453,6 +478,7 @@ def _parse_line(line: bytes, selection: Selection) -> tuple[dict[str, str | None
         raise ValueError(f"not JSON: {error}") from error
     if not isinstance(value, dict):
         raise ValueError(f"not a JSON object but {_kind(value)}")
+    # Get the value of each column as text.
     row: dict[str, str | None] = {}
     for name in selection.columns:
         try:
@@ -470,14 +496,15 @@ def _parse_line(line: bytes, selection: Selection) -> tuple[dict[str, str | None
             raise ValueError(f"{name!r} holds half of a surrogate pair") from error
         except RecursionError as error:
             raise ValueError(f"{name!r} is nested too deeply") from error
+    # If all columns are copied, return the keys that the first lines did not have.
     if not selection.keep_all:
         return row, []
     return row, [printable_name(key) for key, item in value.items() if item is not None and key not in row]
 
 
 def _value(line: bytes) -> Any:
-    """What `json` finds, which takes NaN and Infinity for numbers, and what Arrow finds, which takes Inf and -NaN too.
-    Raises ValueError or RecursionError.
+    """Return the value on a line as `json` reads it, which takes NaN and Infinity for numbers. Like Arrow, this also
+    takes Inf and -NaN. Raises ValueError or RecursionError.
     """
     text = line.decode(UTF8)
     parse = partial(json.loads, parse_float=_Number, parse_int=_integer)
@@ -498,14 +525,14 @@ def _integer(digits: str) -> int | _Number:
 
 @dataclass(frozen=True, slots=True)
 class _Number:
-    """A number as it is written: one that is no integer, of which a float would have other digits, or -0."""
+    """A number as it is written: -0, or one that is not an integer, because a float might have other digits."""
 
     text: str
 
 
 def _written(value: Any) -> str:
-    """A value as `json.dumps` writes it, but for the digits of its numbers. Within an object or an array, a NaN or an
-    infinity is null, since JSON has neither.
+    """Return a value as `json.dumps` writes it, but with the digits of its numbers unchanged. Within an object or an
+    array, a NaN or an infinity becomes null, because JSON has neither.
     """
     if isinstance(value, dict):
         members = (f"{json.dumps(key, ensure_ascii=False)}: {_written(finite(item))}" for key, item in value.items())
@@ -516,7 +543,7 @@ def _written(value: Any) -> str:
 
 
 _JOINED = str | bool | int | _Number | None
-"""The values that a template joins."""
+"""The types of values that a template joins."""
 
 
 def _number_as_json(match: re.Match[str]) -> str:

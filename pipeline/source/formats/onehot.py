@@ -1,4 +1,4 @@
-"""The parent program's input: fp32 [N, symbols, length], one-hot columns, no header."""
+"""The input of the parent program: fp32 [N, symbols, length], one-hot columns, no header."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from numpy.typing import NDArray
 
 from ...errors import UsageError
 from ...telemetry.spans import Span
-from ..chunk import HEAD_BYTES, BadRow, Chunk, Selection, bad_rows_table
-from ..format import FilePlan, Format, Fragment, InputFile, Schema, Seek
-from ..labels import NO_TRUTH
 from ..open.opening import open_at, read_answers
+from ..rows.chunk import HEAD_BYTES, BadRow, Chunk, Selection, bad_rows_table
+from ..rows.format import FilePlan, Format, Fragment, InputFile, Schema, Seek
+from ..rows.labels import NO_TRUTH
 
 
 @dataclass(frozen=True)
 class OneHot(Format):
-    """symbols, length: of the model."""
+    """Files of one-hot texts. symbols, length: the model's number of symbols and length of a text."""
 
     name = "one-hot"
     suffixes = (".bin",)
@@ -38,7 +38,7 @@ class OneHot(Format):
         return 4 * self.symbols * self.length
 
     def schema(self, file: InputFile, selection: Selection) -> Schema:
-        """Raises UsageError where the answer file is not one of its articles."""
+        """Return a schema without columns. Raises UsageError if the answer file does not fit this file."""
         if selection.answers:
             _answers_of(selection.answers, self.rows_of(file))
         return Schema(None)
@@ -49,8 +49,8 @@ class OneHot(Format):
     def plan(self, file: InputFile, schema: Schema, selection: Selection, chunk_rows: int) -> FilePlan:
         rows, left = divmod(file.stored, self._row_bytes)
         problems = [f"{file.path}: {left:,} bytes after article {rows:,} are not a whole article"] if left else []
-        most = max(1, min(chunk_rows, 8 * self.limits.chunk_bytes // self._row_bytes))
-        counts = ((at, min(most, rows - at)) for at in range(0, rows, most))
+        max_rows = max(1, min(chunk_rows, 8 * self.limits.chunk_bytes // self._row_bytes))
+        counts = ((at, min(max_rows, rows - at)) for at in range(0, rows, max_rows))
         size = self._row_bytes
         return FilePlan([Fragment(file, at, at, count, at * size, count * size) for at, count in counts], problems)
 
@@ -58,11 +58,13 @@ class OneHot(Format):
         return (self._chunk(fragment, selection) for fragment in fragments)
 
     def _chunk(self, fragment: Fragment, selection: Selection) -> Chunk:
-        """A zero column is an unknown character, or padding where only zero columns follow.
+        """Return the chunk of a fragment. A zero column is an unknown character, or padding if only zero columns
+        follow.
 
         Rows with a column that is neither one-hot nor zero are quarantined.
         """
         file, start, count = fragment.file, fragment.start, fragment.rows
+        # Turn each one-hot row into ids. Rows that are not one-hot go to the quarantine.
         ids = np.full((count, self.length), self.symbols + 1, np.uint8)
         bad: list[BadRow] = []
         good = np.ones(count, np.bool_)
@@ -81,6 +83,7 @@ class OneHot(Format):
             if len(used):
                 ids[i, : used[-1] + 1] = self.symbols
                 ids[i, used] = set_here.argmax(axis=0)[used]
+        # Add the answers of the rows, and make the chunk.
         numbers = np.arange(start, start + count)[good]
         truth = _answers_of(selection.answers, file.stored // self._row_bytes)[numbers] if selection.answers else None
         if truth is not None:
@@ -97,7 +100,9 @@ class OneHot(Format):
 
 
 def _answers_of(path: str, rows: int) -> NDArray[np.int32]:
-    """The parent's answer file, N fp32 class indices from 0, as int32 [N]. Raises UsageError for another size."""
+    """Return the parent program's answer file, N fp32 class indices from 0, as int32 [N]. Raises UsageError if its size
+    is wrong.
+    """
     data = read_answers(path)
     if len(data) != 4 * rows:
         raise UsageError(f"{path} holds {len(data):,} bytes, {rows:,} answers take {4 * rows:,}")

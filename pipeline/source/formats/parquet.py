@@ -1,15 +1,15 @@
-"""Parquet: a fragment is a run of rows of one row group.
+"""Parquet. A fragment is a run of rows of one row group.
 
-A file of a few hundred bytes may stand for hundreds of gigabytes of text: a dictionary of one long value, and a hundred
-thousand references to it, also within structs and lists. So row groups are decoded in batches of bounded size, or as
-dictionaries; where a fragment takes several, each text is cut to what the model reads, and its characters are counted
-before.
+A file of a few hundred bytes may stand for hundreds of gigabytes of text: a dictionary with one long value, and a
+hundred thousand references to it, which may be within structs and lists. So row groups are decoded in batches of
+bounded size, or as dictionaries. If a fragment takes several batches, each text is cut to what the model reads, and its
+characters are counted first.
 
-How large a batch may be depends on the longest value of a column's dictionary, which is read from its page here.
-pyarrow gives it only once it has decoded the dictionary and a page after it into a hash table: of a row group of 80 MB,
-which it reads in 83 ms, that takes 32 ms, and 2 to 5 ms here. A page begins with a header in Thrift's compact encoding:
-1 is the kind of the page, 2 and 3 are its bytes decompressed and compressed. A dictionary of strings holds the length
-of each, in four bytes, before the string.
+The size of a batch depends on the longest value in a column's dictionary, which is read from the dictionary's page by
+this file. pyarrow gives it only after it has decoded the dictionary and a page after it into a hash table. For a row
+group of 80 MB, which pyarrow reads in 83 ms, that takes 32 ms, and reading the page here takes 2 to 5 ms. A page begins
+with a header in Thrift's compact encoding: field 1 is the kind of the page, and fields 2 and 3 are its decompressed and
+compressed bytes. A dictionary of strings holds the length of each string, in four bytes, before the string.
 """
 
 from __future__ import annotations
@@ -26,24 +26,27 @@ import pyarrow.parquet as pq
 
 from ...errors import SourceError
 from ...telemetry.spans import Span
-from ..chunk import Chunk, Selection, held_together
-from ..columns import projected
-from ..format import FilePlan, Format, Fragment, InputFile, Schema, Seek
-from ..labels import class_names_in
-from ..layouts import as_bytes, holds
 from ..open.opening import expect, open_at
+from ..rows.chunk import Chunk, Selection, held_together
+from ..rows.columns import projected
+from ..rows.format import FilePlan, Format, Fragment, InputFile, Schema, Seek
+from ..rows.labels import class_names_in
+from ..rows.layouts import as_bytes, holds
 from .parquet_check import FOOTERS, as_file
 from .tables import Rows, bounded_chunks, most_decoded, types_of, why_no_schema
 
 _DICTIONARY_PAGE = 2
 _HEADER_BYTES = 256
-_MOST_BYTES = 64 << 20  # of a dictionary that is looked into
+_MOST_BYTES = 64 << 20  # the longest dictionary that is examined, in bytes
 _LENGTH = struct.Struct("<I")
 _TRUE, _FALSE, _INTEGERS, _BINARY, _STRUCT = 1, 2, (4, 5, 6), 8, 12
 
 
 def longest_value(stream: BinaryIO, column: pq.ColumnChunkMetaData) -> int:
-    """Bytes of the longest string in a column's dictionary, or more; 0 where it has none."""
+    """Return an upper bound of the bytes of the longest string in a column's dictionary, or 0 if it has
+    no dictionary.
+    """
+    # Read the header of the page and, if it is a dictionary, the page.
     start = column.dictionary_page_offset or column.data_page_offset
     stream.seek(start)
     header: dict[int, Any] = {}
@@ -58,14 +61,16 @@ def longest_value(stream: BinaryIO, column: pq.ColumnChunkMetaData) -> int:
         data = stream.read(compressed)
     except (IndexError, KeyError, TypeError, ValueError):
         if header.get(1, _DICTIONARY_PAGE) != _DICTIONARY_PAGE:
-            return 0  # the header of other pages may be longer, with their least and greatest value
+            return 0  # headers of other pages may be longer, with the smallest and largest value
         return int(column.total_uncompressed_size)
+    # Decompress the page.
     if column.compression != "UNCOMPRESSED":
         try:
             codec = {"LZ4": "lz4_raw"}.get(column.compression, column.compression.lower())
             data = pa.Codec(codec).decompress(data, size, asbytes=True)
         except (OSError, ValueError, pa.ArrowException):
             return int(size)
+    # Step from string to string by their lengths.
     longest = at = 0
     last = len(data) - _LENGTH.size
     while at <= last:
@@ -77,7 +82,7 @@ def longest_value(stream: BinaryIO, column: pq.ColumnChunkMetaData) -> int:
 
 
 def _read_struct(data: bytes, at: int, fields: dict[int, Any]) -> int:
-    """Read the fields of a Thrift struct by number; returns the position after it. Raises IndexError or ValueError."""
+    """Read the fields of a Thrift struct by number. Return the position after it. Raises IndexError or ValueError."""
     number = 0
     while data[at]:
         step, kind = data[at] >> 4, data[at] & 15
@@ -116,20 +121,25 @@ def _integer(data: bytes, at: int) -> tuple[int, int]:
     return (value >> 1) ^ -(value & 1), at
 
 
-_MOST_ROWS = 1 << 31  # of a row group; a damaged footer may claim any number
-_ROWS_AT_ONCE = 4096  # of a large row group, in which the sizes of values are not known
+_MOST_ROWS = 1 << 31  # rows of a row group; a damaged footer may claim any number
+_ROWS_AT_ONCE = 4096  # rows of a large row group whose values have unknown sizes
 _MAGIC = b"PAR1"
-_NO_FILE = as_file(b"")  # where pyarrow wants a file, and reads its metadata only
-_TAIL_BYTES = 64 << 10  # that are read first: most footers are shorter
-_FOOTERS = 16  # that are kept: one is read for all row groups of its file
+_NO_FILE = as_file(b"")  # a file for pyarrow, which reads only its metadata
+_TAIL_BYTES = 64 << 10  # bytes that are read first: most footers are shorter
+_FOOTERS = 16  # footers in the cache: one is read for all row groups of its file
 _BUFFER = 4 << 20
-"""Bytes of a row group's columns that are read at once, and copied, where these take more than `_ALL_AT_ONCE`."""
+"""How many bytes of a row group's columns are read in one go, and copied, if the columns take more than
+`_ALL_AT_ONCE`.
+"""
 
 _ALL_AT_ONCE = 24 << 20
 _PARTS_AT_ONCE, _OF_SHORT_TEXTS, _SHORT_BYTES = 2, 4, 1 << 10
-"""Of a table. Short texts of a chunk are decoded at once, and not joined after that; of long ones most is dropped."""
-_UNKNOWN_BYTES = 1 << 20  # a row may take, where a value may repeat most of the one before, or lists of any length it
-_VALUE_BYTES = 16  # that a value takes at most beside its text
+"""How many parts of a table are decoded in one go. Short texts of a chunk are decoded together, so that they need not
+be joined; most bytes of long texts are dropped.
+"""
+# How many bytes a row may take if a value may repeat most of the previous one, or lists of any length may repeat it.
+_UNKNOWN_BYTES = 1 << 20
+_VALUE_BYTES = 16  # the largest number of bytes that a value takes beside its text
 
 
 class Parquet(Format):
@@ -156,9 +166,9 @@ class Parquet(Format):
                 raise SourceError(f"{file.path}: row group {group} claims to hold {about.num_rows:,} rows")
             begin = min((start for start, _ in map(_bytes_of, _columns_of(about, selection.columns))), default=0)
             size = held_together(_stored_bytes(about, selection.columns), about.num_rows, selection)
-            most = max(1, min(chunk_rows, self.limits.chunk_bytes * about.num_rows // max(size, 1)))
-            for at in range(0, about.num_rows, most):
-                count = min(most, about.num_rows - at)
+            max_rows = max(1, min(chunk_rows, self.limits.chunk_bytes * about.num_rows // max(size, 1)))
+            for at in range(0, about.num_rows, max_rows):
+                count = min(max_rows, about.num_rows - at)
                 held = size * count // about.num_rows
                 fragments.append(Fragment(file, at, row + at, count, begin, held, group))
             row += about.num_rows
@@ -173,38 +183,41 @@ class Parquet(Format):
 
 
 def _decoded(file: InputFile, group: int, columns: tuple[str, ...]) -> Iterator[pa.Table]:
-    """The rows of a row group, in batches that take at most `most_decoded` bytes, by the footer and the dictionaries.
-    Text is bytes, or a dictionary of strings.
+    """Yield the rows of a row group in batches that take at most `most_decoded` bytes, judging by the footer and the
+    dictionaries. Texts are bytes, or a dictionary of strings.
 
-    A small row group with very long values keeps its dictionaries, and so needs little more memory than it is long; an
-    ordinary one does not, since to find repeated values takes longer than to copy them.
+    A small row group with very long values keeps its dictionaries, and so needs little more memory than its size in the
+    file. An ordinary row group does not, because finding repeated values takes longer than copying them.
 
-    Raises SourceError where the rows cannot be read.
+    Raises SourceError if the rows cannot be read.
     """
-    limits, most = file.format.limits, most_decoded(file.format.limits)
+    limits, max_bytes = file.format.limits, most_decoded(file.format.limits)
     try:
         with open_at(file) as stream:
+            # Open the row group. Large ones are read through a buffer, small ones in one go.
             footer = _footer(file)
             about, names = footer.row_group(group), list(columns)
             compressed = sum(stop - start for start, stop in map(_bytes_of, _columns_of(about, names)))
-            how = {"buffer_size": 0 if compressed <= _ALL_AT_ONCE else _BUFFER, "pre_buffer": False}
-            how |= {"page_checksum_verification": True}  # where there are any
-            parquet = pq.ParquetFile(stream, metadata=footer, **how)
+            options = {"buffer_size": 0 if compressed <= _ALL_AT_ONCE else _BUFFER, "pre_buffer": False}
+            options |= {"page_checksum_verification": True}  # if the pages have any
+            parquet = pq.ParquetFile(stream, metadata=footer, **options)
+            # Choose how many rows a batch has, and whether strings stay in dictionaries.
             left = about.num_rows
             stored = _stored_bytes(about, columns)
-            row, average = _row_bytes(parquet, stream, group, names, most), stored // max(left, 1)
-            rows, longest, strings = most // row.longest, row.longest, row.in_lists
+            row, average = _row_bytes(parquet, stream, group, names, max_bytes), stored // max(left, 1)
+            rows, longest, strings = max_bytes // row.longest, row.longest, row.in_lists
             is_unknown = row.encoded > _UNKNOWN_BYTES
-            if stored > most:
+            if stored > max_bytes:
                 rows = min(rows, _ROWS_AT_ONCE)
             elif rows < min(left, _ROWS_AT_ONCE) and stored <= limits.chunk_bytes and not is_unknown:
                 strings = row.strings
-                rows, longest = most // row.encoded, average
+                rows, longest = max_bytes // row.encoded, average
             if strings:
-                parquet = pq.ParquetFile(stream, metadata=footer, read_dictionary=strings, **how)
+                parquet = pq.ParquetFile(stream, metadata=footer, read_dictionary=strings, **options)
             parts = _PARTS_AT_ONCE if average > _SHORT_BYTES else _OF_SHORT_TEXTS
             rows = min(rows, parts * limits.part_bytes // max(longest, average, 1))
             rows = max(1, min(rows, left))
+            # Decode batch after batch, and yield them.
             expect(stream, map(_bytes_of, _columns_of(about, columns)))
             held, size = list[pa.RecordBatch](), 0
             for batch in parquet.iter_batches(rows, row_groups=[group], columns=names, use_threads=False):
@@ -212,9 +225,9 @@ def _decoded(file: InputFile, group: int, columns: tuple[str, ...]) -> Iterator[
                 held.append(batch)
                 size += batch.nbytes
                 if not left:
-                    break  # the file and its buffers are not kept while the last rows are in use
+                    break  # so that the file and its buffers are not in memory while the last rows are in use
                 if is_unknown and not strings and size < limits.part_bytes:
-                    continue  # far fewer bytes than a row may take
+                    continue  # these rows take far fewer bytes than they might
                 yield as_bytes(projected(pa.Table.from_batches(held), columns))
                 held, size = [], 0
             else:
@@ -227,7 +240,7 @@ def _decoded(file: InputFile, group: int, columns: tuple[str, ...]) -> Iterator[
 
 @lru_cache(maxsize=_FOOTERS)
 def _footer(file: InputFile) -> pq.FileMetaData:
-    """Raises SourceError where it is not a Parquet file, or its metadata is damaged."""
+    """Return the footer of a file. Raises SourceError if it is not a Parquet file, or its metadata is damaged."""
     with open_at(file) as stream:
         try:
             footer = _footer_bytes(stream)
@@ -241,7 +254,9 @@ def _footer(file: InputFile) -> pq.FileMetaData:
 
 
 def _footer_bytes(stream: BinaryIO) -> bytes | None:
-    """The footer of a file; None where it has none that can be checked, as one that is encrypted."""
+    """Return the bytes of a file's footer, or None if it has none that can be checked, for example because it is
+    encrypted.
+    """
     size = stream.seek(0, os.SEEK_END)
     stream.seek(max(size - _TAIL_BYTES, 0))
     tail = stream.read(_TAIL_BYTES)
@@ -255,7 +270,9 @@ def _footer_bytes(stream: BinaryIO) -> bytes | None:
 
 
 def _schema(file: InputFile) -> pa.Schema:
-    """Raises SourceError as `_footer` does, and for a type that Arrow does not have."""
+    """Return the schema of a file. Raises the SourceErrors of `_footer`, and one for a type that Arrow
+    does not have.
+    """
     try:
         return pq.ParquetFile(pa.BufferReader(_NO_FILE), metadata=_footer(file)).schema_arrow
     except (OSError, ValueError, pa.ArrowException) as error:
@@ -263,34 +280,34 @@ def _schema(file: InputFile) -> pa.Schema:
 
 
 def _columns_of(about: pq.RowGroupMetaData, names: Sequence[str]) -> list[pq.ColumnChunkMetaData]:
-    """Those of the columns, and of what is nested in them."""
+    """Return the named columns, and the columns that are nested in them."""
     columns = [about.column(i) for i in range(about.num_columns)]
     begins = tuple(f"{name}." for name in names)
     return [c for c in columns if f"{c.path_in_schema}.".startswith(begins)]
 
 
 def _bytes_of(column: pq.ColumnChunkMetaData) -> tuple[int, int]:
-    """Where a column of a row group begins in the file, and where it ends."""
+    """Return where a column of a row group begins in the file, and where it ends."""
     start = column.dictionary_page_offset or column.data_page_offset
     return start, start + column.total_compressed_size
 
 
 def _stored_bytes(about: pq.RowGroupMetaData, names: Sequence[str]) -> int:
-    """Bytes of the columns in a row group, decompressed, with repeated values once where they are in a dictionary."""
+    """Return the decompressed bytes of the columns in a row group. Repeated values in a dictionary count once."""
     return sum(max(column.total_uncompressed_size, 0) for column in _columns_of(about, names))
 
 
 class _RowBytes(NamedTuple):
-    """What a row of a row group takes at most once it is decoded, as far as dictionaries tell.
+    """The largest number of bytes that a decoded row of a row group takes, as far as dictionaries tell.
 
     Attributes
     ----------
     longest, encoded : int
-        Bytes: the sum of the longest values; the same without those of `strings`.
+        In bytes, the sum of the longest values, and that sum without the values of `strings`.
     strings : list of str
         The columns that can be read as dictionaries.
     in_lists : list of str
-        Those of them that must be: one row may have all of their values.
+        The columns that must be read as dictionaries, because one row may have all of their values.
 
     """
 
@@ -300,8 +317,8 @@ class _RowBytes(NamedTuple):
     in_lists: list[str]
 
 
-def _row_bytes(parquet: pq.ParquetFile, stream: BinaryIO, group: int, names: list[str], most: int) -> _RowBytes:
-    """What a row takes at most.
+def _row_bytes(parquet: pq.ParquetFile, stream: BinaryIO, group: int, names: list[str], max_bytes: int) -> _RowBytes:
+    """Return the largest number of bytes that a row takes.
 
     Parameters
     ----------
@@ -311,8 +328,8 @@ def _row_bytes(parquet: pq.ParquetFile, stream: BinaryIO, group: int, names: lis
         The row group.
     names : list of str
         The columns that are read.
-    most : int
-        Bytes that are decoded at once.
+    max_bytes : int
+        The largest number of bytes that are decoded in one go.
 
     """
     about = parquet.metadata.row_group(group)
@@ -332,8 +349,9 @@ def _row_bytes(parquet: pq.ParquetFile, stream: BinaryIO, group: int, names: lis
         elif column.physical_type == "BYTE_ARRAY":
             text = longest_value(stream, column)
             can_be = leaf.logical_type.type in ("STRING", "NONE") and not path.startswith(views)
-            can_be = can_be and "DELTA_LENGTH_BYTE_ARRAY" not in column.encodings  # Arrow lacks that
-        if leaf.max_repetition_level and text * column.num_values > most:
+            # Arrow cannot read that encoding as a dictionary.
+            can_be = can_be and "DELTA_LENGTH_BYTE_ARRAY" not in column.encodings
+        if leaf.max_repetition_level and text * column.num_values > max_bytes:
             text, fixed = 0, fixed if can_be else fixed + _UNKNOWN_BYTES
             in_lists += [path] * can_be
         strings += [path] * can_be

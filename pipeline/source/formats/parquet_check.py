@@ -1,8 +1,8 @@
-"""Reads the metadata of a Parquet file in a process of its own first, since a damaged file may end the process.
+"""Reads the metadata of a Parquet file in a child process first, because a damaged file may end the process.
 
-Some of what pyarrow reads from a footer is checked only when it is asked for, by C++ functions whose exceptions do not
-become Python's: they end the process, and a job with it. So a child process asks for all that this package uses, and
-only a footer that it survives is read here. A footer is checked once in each process that reads its file.
+pyarrow checks some values of a footer only when they are asked for, in C++ functions whose exceptions do not become
+Python's. They end the process, and a job with it. So a child process asks for all values that this package uses, and
+only a footer that it survives is read here. Each process checks a footer once if it reads the footer's file.
 
 Usage: python -m broadsheet.pipeline.source.formats.parquet_check CONNECTION (a file descriptor)
 """
@@ -22,12 +22,13 @@ _MAGIC = b"PAR1"
 
 
 class FooterCheck:
-    """The child process that checks footers; it is started for the first one, and again where one has ended it.
+    """The child process that checks footers. It is started for the first footer, and started again if a footer has
+    ended it.
 
     Attributes
     ----------
     module : str
-        What the process runs.
+        The module that the process runs.
 
     """
 
@@ -37,7 +38,7 @@ class FooterCheck:
         self._lock = threading.Lock()
 
     def problem(self, footer: bytes) -> str | None:
-        """Why a footer cannot be read; None where it can. footer: its bytes, without the length after it."""
+        """Return why a footer cannot be read, or None if it can. footer: its bytes, without the length after it."""
         with self._lock:
             self._child = self._child or Child(self.module, stderr=subprocess.DEVNULL)
             try:
@@ -51,16 +52,16 @@ class FooterCheck:
 
 
 FOOTERS = FooterCheck(__name__)
-"""The check of this process."""
+"""The footer check of this process."""
 
 
 def as_file(footer: bytes) -> bytes:
-    """A Parquet file without rows that has this footer."""
+    """Return a Parquet file without rows that has this footer."""
     return b"".join((_MAGIC, footer, len(footer).to_bytes(4, "little"), _MAGIC))
 
 
 def ask_for_all(footer: bytes) -> None:
-    """Ask for all metadata of columns that this package uses. Raises what pyarrow raises.
+    """Ask for all metadata of columns that this package uses. Raises the errors of pyarrow.
 
     A footer that pyarrow cannot read at all passes: the process that reads it next gets an error, and does not end.
     """
@@ -79,7 +80,9 @@ def ask_for_all(footer: bytes) -> None:
 
 
 def main(ask: Callable[[bytes], None] = ask_for_all) -> None:
-    """Answer with an empty message for each footer that can be read, and with a reason for others. ask: reads one."""
+    """Answer with an empty message for each footer that can be read, and with a reason for each other one. ask: reads a
+    footer.
+    """
     spare_pandas()
     connection = parent_of(sys.argv[1])
     with suppress(Closed):
@@ -88,7 +91,7 @@ def main(ask: Callable[[bytes], None] = ask_for_all) -> None:
             try:
                 ask(bytes(footer))
                 answer = ""
-            except Exception as error:  # whatever it is, the footer is not read
+            except Exception as error:  # whatever the error is, the footer cannot be read
                 answer = f"its metadata is damaged ({type(error).__name__}: {error})"
             send(connection, [answer.encode("utf-8", "backslashreplace")])
 

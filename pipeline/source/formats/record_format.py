@@ -1,7 +1,7 @@
-"""The common part of formats whose files are a sequence of records; and plain text, the simplest.
+"""The common part of formats whose files are a sequence of records, and plain text, the simplest of them.
 
-A large uncompressed file of UTF-8 is read in parts. Where the first record of a part begins is a guess, which counts
-only if the part before it ends there.
+A large uncompressed file of UTF-8 is read in parts. Where the first record of a part begins is a guess. It counts only
+if the part before it ends there.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from numpy.typing import NDArray
 
 from ...errors import InputChanged, SourceError, UsageError
 from ...telemetry.spans import Span, span
-from ..assemble import assemble
-from ..chunk import Chunk, Selection
-from ..compression import UTF8, looks_like, unescaped
-from ..cutting import Sizes
-from ..format import Format, InputFile, Schema, Seek
 from ..open.ahead import PARSING
 from ..open.opening import open_at
+from ..rows.assemble import assemble
+from ..rows.chunk import Chunk, Selection
+from ..rows.compression import UTF8, looks_like, unescaped
+from ..rows.cutting import Sizes
+from ..rows.format import Format, InputFile, Schema, Seek
 from .records import (
     BOM,
     Blocks,
@@ -44,21 +44,22 @@ from .records import (
 )
 
 FEW_BYTES = 64 << 10
-"""Of a file: they usually hold its header, and a hundred lines."""
+"""How many bytes of a file usually hold its header and a hundred lines."""
 
 TEXT_COLUMN = "text"
 
 
 class ScanWanted(Exception):
-    """It takes a scan to find the records of a block, or the byte offset of a row that is to be quarantined."""
+    """Raised if only a scan can find the records of a block, or the byte offset of a row that is to be quarantined."""
 
 
 def no_place(i: int) -> tuple[None, bytes]:
-    """The place of a row that only a scan can find."""
+    """Raise ScanWanted, because only a scan can find the place of a row."""
     raise ScanWanted
 
 
-_GUESSES, _LOOKED_AT, _MOST_BAD = 8, 50, 0.1  # places tried; records after one, and the share that may be bad
+# How many places are tried, how many records after a place are examined, and the share of them that may be bad.
+_GUESSES, _LOOKED_AT, _MOST_BAD = 8, 50, 0.1
 
 
 class Parsed(NamedTuple):
@@ -69,15 +70,15 @@ class Parsed(NamedTuple):
     chunk : Chunk
         The rows, with numbers from 0.
     sizes : callable
-        Returns the bytes of each record, which it looks for when it is called.
-    most : int
-        The bytes of all of them.
+        Returns the bytes of each record, int64 [N]. It finds them when it is called.
+    total_bytes : int
+        The bytes of all records together.
 
     """
 
     chunk: Chunk
     sizes: Sizes
-    most: int
+    total_bytes: int
 
 
 class Head(NamedTuple):
@@ -86,13 +87,13 @@ class Head(NamedTuple):
     Attributes
     ----------
     data : bytes
-        The bytes, after a byte order mark.
+        The bytes, without a byte order mark.
     start : int
         The byte of the file at which they begin.
     final : bool
         Whether they are the whole file.
     failure : Exception or None
-        The error of a damaged compressed file after them.
+        The error that a damaged compressed file raises after these bytes.
 
     """
 
@@ -104,19 +105,19 @@ class Head(NamedTuple):
 
 @dataclass(frozen=True)
 class Piped(InputFile):
-    """What comes through a pipe, of which only the first records can be examined before it is read."""
+    """Records from a pipe. Only the first of them can be examined before the pipe is read."""
 
     first: Head = field(kw_only=True)
 
 
 class Counting(Protocol):
-    """Counts something of the bytes of a file, from the first to the last."""
+    """Counts something in the bytes of a file, from the first to the last."""
 
     def count(self, data: NDArray[np.uint8]) -> None:
-        """Count the next bytes. In what pieces they come does not matter."""
+        """Count the next bytes. The result does not depend on how they are divided."""
 
     def notes(self, rows: int) -> Iterable[str]:
-        """What may be amiss with a file of which so many rows were read."""
+        """Return notes about a file from which `rows` rows were read."""
 
 
 class Counted:
@@ -138,18 +139,20 @@ class Counted:
 
 @dataclass(frozen=True)
 class RecordFormat(Format):
-    """A format of records: a subclass defines `split`. By default each record is an article, in the column "text"."""
+    """A format of records. A subclass defines `split`. By default each record is a text, in the column "text"."""
 
     seeks = Seek.RECORDS
     takes_encoding = True
 
-    def counting(self, most: int | None) -> Counting | None:
-        """What counts up to `most` bytes of a file, for what is to be said of it; None where nothing is."""
+    def counting(self, max_bytes: int | None) -> Counting | None:
+        """Return an object that counts up to `max_bytes` bytes of a file, to make notes about it, or None if there is
+        nothing to note.
+        """
         return None
 
     @property
     def boundary(self) -> re.Pattern[bytes]:
-        """What is before a record, by which one is looked for in the middle of a file."""
+        """Matches what is before a record. A record in the middle of a file is found by it."""
         return re.compile(rb"\n")
 
     def for_options(self, selection: Selection) -> Self:
@@ -157,64 +160,69 @@ class RecordFormat(Format):
 
     @abstractmethod
     def split(self, buffer: bytes, final: bool) -> Split:
-        """The records of `buffer`, which begins at a record; `final` where the stream ends with it."""
+        """Return the records of `buffer`, which begins at a record. final: whether the stream ends with it."""
 
     def quick_split(self, buffer: bytes, final: bool) -> Split:
-        """The same for records that are parsed next: some of their problems may be left for `parse` to find."""
+        """Split as `split` does, but for records that are parsed next: some of their problems may be left for `parse`
+        to find.
+        """
         return self.split(buffer, final)
 
     @property
     def guesses(self) -> tuple[Guess, ...]:
-        """Ways to guess where a block ends, where `parse_whole` finds out whether it does: each is used until it is
-        wrong.
-        """
+        """Ways to guess where a block ends, if `parse_whole` can check that. Each is used until it is wrong."""
         return ()
 
     def parse_whole(self, data: memoryview, path: str, selection: Selection) -> Chunk:
-        """The rows of a block, with numbers from 0, if none is to be quarantined, and it ends where a record does.
+        """Return the rows of a block, with numbers from 0, if no row is to be quarantined and the block ends where a
+        record ends.
 
-        Raises ScanWanted or ArrowInvalid where that is not so.
+        Raises ScanWanted or ArrowInvalid otherwise.
         """
         raise ScanWanted
 
     @property
     def is_read_on_gpu(self) -> bool:
-        """Whether a GPU can find the records and their values in the bytes of files: `ingest/`. A file may turn out to
-        be one of which it cannot, once its columns are known.
+        """Whether a GPU can find the records and their values in the bytes of files (see `ingest/`). Once the columns
+        of a file are known, it may turn out that it cannot for that file.
         """
         return False
 
     @property
     def block_end(self) -> Guess:
-        """Where a block for a GPU ends, which finds out whether that is right."""
+        """A guess where a block for a GPU ends. The GPU finds out whether it is right."""
         return up_to_last_line_end
 
     def schema(self, file: InputFile, selection: Selection) -> Schema:
         return Schema((TEXT_COLUMN,), start=self.head(file, FEW_BYTES).start, named=False)
 
     def parse(self, records: Records, path: str, first_row: int, selection: Selection) -> Chunk:
-        """A chunk of `records`, the first of which is record `first_row` of the file."""
-        kept = [i for i in range(len(records)) if i not in records.problems]
-        contents = [records.data[records.starts[i] : records.ends[i]] for i in kept]
+        """Return a chunk of `records`. The first of them is record `first_row` of the file."""
+        readable = [i for i in range(len(records)) if i not in records.problems]
+        contents = [records.data[records.starts[i] : records.ends[i]] for i in readable]
         table = self.table(contents, selection.columns)
-        numbers = first_row + np.array(kept, np.int64)
-        return assemble(path, numbers, table, selection, lambda i: records.raw(kept[i]), records.bad_rows(first_row))
+        numbers = first_row + np.array(readable, np.int64)
+        return assemble(
+            path, numbers, table, selection, lambda i: records.raw(readable[i]), records.bad_rows(first_row)
+        )
 
     def table(self, records: list[bytes], columns: tuple[str, ...]) -> pa.Table:
-        """Those columns of records without a problem."""
+        """Return these columns of records that have no problem."""
         return pa.table({TEXT_COLUMN: pa.array(records, pa.large_binary())})
 
     def heads(self, file: InputFile) -> Iterator[Head]:
-        """The head of a file, then a larger one, for who has not found what it looks for. Raises as `head`."""
+        """Yield the head of a file, then a larger one, for a caller that has not found what it looks for. Raises the
+        errors of `head`.
+        """
         head = self.head(file, FEW_BYTES)
         yield head
         if not head.final:
             yield self.head(file, self.limits.block_bytes)
 
     def head(self, file: InputFile, size: int) -> Head:
-        """The first `size` bytes; of a pipe, all that have arrived.
+        """Return the first `size` bytes of a file. From a pipe, return all bytes that have arrived.
 
-        Raises SourceError where the file cannot be opened, UsageError where its encoding is plainly another.
+        Raises SourceError if the file cannot be opened, and UsageError if its encoding is plainly another.
         """
         if isinstance(file, Piped):
             return file.first
@@ -228,7 +236,7 @@ class RecordFormat(Format):
         return Head(block[start:], start, failure is None and len(block) < size, failure)
 
     def first_record(self, file: InputFile, byte: int) -> int | None:
-        """Where the first record that begins at a byte or after it does, probably; None where it is not found.
+        """Return where the first record that begins at `byte` or after it probably begins, or None if none is found.
 
         Raises SourceError.
         """
@@ -241,7 +249,7 @@ class RecordFormat(Format):
                 if few and sum(i < few for i in records.problems) <= _MOST_BAD * few:
                     return byte - 1 + before.end() + int(records.starts[0])
             if len(block) < size or self.boundary.search(block):
-                return None  # to look further would take longer than to wait for the part before
+                return None  # a longer search would take longer than waiting for the previous part
         return None
 
     def parsed(
@@ -253,19 +261,20 @@ class RecordFormat(Format):
         selection: Selection,
         spans: list[Span] | None,
     ) -> Iterator[Parsed]:
-        """The rows of a stream, numbered within each block, from byte `at` of its file, where a record begins.
+        """Yield the rows of a stream, numbered within each block. The stream is at byte `at` of its file, where a
+        record begins.
 
-        Blocks are parsed ahead as if each ended as is guessed; once each way to guess was wrong, the rest is scanned.
-        So is what comes after the last guess before the stop of the extent.
+        Blocks are parsed ahead as if each guess of their end were right. Once every way to guess was wrong, the rest is
+        scanned. The bytes after the last guess before the stop of the extent are scanned too.
 
         Parameters
         ----------
         source : Readable
             The stream.
         at : int
-            The byte of the file at which it is.
+            The byte of the file that is the stream's position.
         extent : Extent
-            Which records are read; its other fields are set.
+            Says which records are read. This sets its other fields.
         path : str
             The file, as the column `file` has it.
         selection : Selection
@@ -286,7 +295,7 @@ class RecordFormat(Format):
                     if block.chunk.rows_read:
                         extent.begin = begin if extent.begin is None else extent.begin
                         yield block
-                    at += block.most
+                    at += block.total_bytes
         scanned = read_records(source, self.quick_split, at, extent, self.limits)
         parse = partial(self.parsed_records, path=path, selection=selection, spans=spans)
         yield from PARSING.in_order(partial(parse, records) for records in scanned)
@@ -294,14 +303,14 @@ class RecordFormat(Format):
     def _of_block(
         self, block: memoryview, path: str, at: int, selection: Selection, spans: list[Span] | None
     ) -> Parsed | None:
-        """The rows of a block, with numbers from 0; None where it does not end with a record.
+        """Return the rows of a block, with numbers from 0, or None if the block does not end where a record ends.
 
         Parameters
         ----------
         block : memoryview
             The block.
         path, at, selection, spans
-            As of `parsed`; it begins at byte `at`.
+            See `parsed`. The block begins at byte `at`.
 
         """
         try:
@@ -321,19 +330,19 @@ class RecordFormat(Format):
         return split.ends - split.starts
 
     def parsed_records(self, records: Records, path: str, selection: Selection, spans: list[Span] | None) -> Parsed:
-        """The rows of records, with numbers from 0. Parameters as of `chunk_of`."""
+        """Return the rows of records, with numbers from 0. See `chunk_of` for the parameters."""
         sizes = records.sizes
         return Parsed(self.chunk_of(records, path, 0, selection, spans), lambda: sizes, int(sizes.sum()))
 
     def chunk_of(
         self, records: Records, path: str, first_row: int, selection: Selection, spans: list[Span] | None
     ) -> Chunk:
-        """A chunk of records, with the bytes of bad rows as they are in the file.
+        """Return a chunk of records. The quarantine has the bytes of bad rows as they are in the file.
 
         Parameters
         ----------
         records, path, first_row, selection
-            As of `parse`.
+            See `parse`.
         spans : list of Span or None
             A span "decode" is appended for the time spent parsing.
 
@@ -348,12 +357,12 @@ class RecordFormat(Format):
 
 
 DELIMITERS = (";", "|", "\t", ",")
-"""Those that are suggested, the most common first."""
+"""The delimiters that are suggested, the most common first."""
 
 _NAMES = {"tab": "\t", "\\t": "\t"}
 
 NO_QUOTES = "none"
-"""In place of the character that quotes a field."""
+"""The user's word for a file without quotes, in place of the character that quotes a field."""
 
 _DIALECT = {
     "delimiter": "e.g. ';', or tab; not a quote or a line end",
@@ -363,8 +372,8 @@ _DIALECT = {
 
 
 def dialect_of(**given: str | None) -> dict[str, str | None]:
-    """Delimiter, quote and escape as they are used: characters, which a user may name. Raises UsageError for what is no
-    such character.
+    """Return delimiter, quote and escape as single characters; the user may name some of them. Raises UsageError for a
+    value that is no such character.
     """
     used = {option: _NAMES.get(name or "", name) for option, name in given.items()}
     for option, one in used.items():
@@ -376,15 +385,15 @@ def dialect_of(**given: str | None) -> dict[str, str | None]:
 
 
 def separated_by(delimiter: str) -> str:
-    """A message that suggests a delimiter."""
+    """Return a message that suggests a delimiter."""
     name = "tab" if delimiter == "\t" else f"'{delimiter}'"
     return f"it looks separated by {name}: --delimiter {name}"
 
 
 def other_delimiter(names: Sequence[str], wanted: str) -> str | None:
-    """A delimiter by which a header would hold the column `wanted`, or would have more than its one column.
+    """Return a delimiter with which a header would hold the column `wanted`, or would have more than its one column.
 
-    names: of the columns, as the header was split.
+    names: the names of the columns, as the header was split.
     """
     pieces = {c: [piece.strip(' "') for name in names for piece in name.split(c)] for c in DELIMITERS}
     holding = [c for c in DELIMITERS if wanted in pieces[c]]
@@ -401,5 +410,5 @@ class Text(RecordFormat):
         return self.encoding == UTF8
 
     def split(self, buffer: bytes, final: bool) -> Split:
-        """Its lines."""
+        """Return the lines."""
         return split_lines(buffer, final, self.limits)

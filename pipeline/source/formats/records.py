@@ -1,4 +1,4 @@
-"""A byte stream cut into records, in blocks of bounded size, with each record's position in the file."""
+"""Cuts a byte stream into records, in blocks of bounded size, with each record's position in the file."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from ..chunk import HEAD_BYTES, BadRow
-from ..limits import LIMITS, Limits
+from ..rows.chunk import HEAD_BYTES, BadRow
+from ..rows.limits import LIMITS, Limits
 
 BOM = b"\xef\xbb\xbf"
 
@@ -26,14 +26,14 @@ class Split:
     Attributes
     ----------
     starts, ends : ndarray
-        int64 [n], where the contents of the records begin and end, without the line end.
+        int64 [n], where the content of each record begins and ends, without the line end.
     problems : dict of int to str
-        By index, why a record cannot be parsed.
+        The reason why a record cannot be parsed, by its index.
     consumed : int
-        Bytes of the buffer that are done with.
+        The bytes of the buffer that are no longer needed.
     overlong : bytes
-        The bytes that end a line, where the rest begins with a line over the limit, which the caller must skip; else
-        empty.
+        If the rest begins with a line over the limit, which the caller must skip: the bytes of which each ends a line.
+        Otherwise empty.
 
     """
 
@@ -45,7 +45,7 @@ class Split:
 
 
 class Splitter(Protocol):
-    """Finds the records of `buffer`, which begins at a record; `final` where the stream ends with it."""
+    """Finds the records of `buffer`, which begins at a record. final: whether the stream ends with it."""
 
     def __call__(self, buffer: bytes, final: bool) -> Split: ...
 
@@ -57,13 +57,13 @@ class Records:
     Attributes
     ----------
     data : bytes
-        What holds them.
+        The bytes that hold the records.
     starts, ends : ndarray
         int64 [n]: record i is ``data[starts[i]:ends[i]]``.
     offsets : ndarray
-        int64 [n], the byte of the file at which each begins.
+        int64 [n], the byte of the file at which each record begins.
     problems : dict of int to str
-        By index, why a record cannot be parsed.
+        The reason why a record cannot be parsed, by its index.
 
     """
 
@@ -78,7 +78,7 @@ class Records:
 
     @property
     def sizes(self) -> NDArray[np.int64]:
-        """Bytes of each record."""
+        """int64 [n], the bytes of each record."""
         return self.ends - self.starts
 
     @cached_property
@@ -86,12 +86,12 @@ class Records:
         return sorted(self.problems)
 
     def raw(self, i: int) -> tuple[int, bytes]:
-        """Byte offset and first bytes of record i."""
+        """Return the byte offset and the first bytes of record i."""
         start = int(self.starts[i])
         return int(self.offsets[i]), self.data[start : min(int(self.ends[i]), start + HEAD_BYTES)]
 
     def bad_rows(self, first_row: int) -> list[BadRow]:
-        """The records that cannot be parsed, where record 0 of these is `first_row` of the file."""
+        """Return the records that cannot be parsed. first_row: the row of the file that is record 0 of these."""
         bad = []
         for i, reason in self.problems.items():
             offset, head = self.raw(i)
@@ -106,22 +106,22 @@ class Records:
 
 
 class Readable(Protocol):
-    """What returns up to so many bytes, and none at the end."""
+    """A stream that returns up to `size` bytes, or none at the end."""
 
     def read(self, size: int, /) -> bytes: ...
 
 
 Guess = Callable[[bytes | mmap, int, int], int]
-"""How many bytes between two places, at the first of which a record begins, are whole records, probably."""
+"""Returns how many bytes between two places are probably whole records. A record begins at the first place."""
 
 
 def up_to_last_line_end(data: bytes | mmap, begin: int, end: int) -> int:
-    """A guess: up to the last line end."""
+    """Guess that the records end at the last line end."""
     return max(data.rfind(b"\n", begin, end) + 1 - begin, 0)
 
 
 def read_into(stream: Readable, room: memoryview) -> int:
-    """Read up to so many bytes. Streams that are decompressed have no `readinto`."""
+    """Read up to as many bytes as `room` has. Streams that are decompressed have no `readinto`."""
     if hasattr(stream, "readinto"):
         return int(stream.readinto(room))
     piece = stream.read(len(room))
@@ -130,20 +130,21 @@ def read_into(stream: Readable, room: memoryview) -> int:
 
 
 class Blocks:
-    """Blocks of a stream that end where a record probably does; then a stream of those that do not, and of the rest.
+    """Yields blocks of a stream that probably end where a record ends. Then it is a stream of the blocks that do not,
+    and of the remaining bytes.
 
     Parameters
     ----------
     stream : Readable
         The stream.
     guess : callable
-        Where a block ends, probably.
+        Returns where a block probably ends.
     at : int
-        The byte of the file at which the stream is.
+        The byte of the file that is the stream's position.
     stop : int or None
         The byte up to which there are blocks; None for the end.
     block_bytes : int
-        Read at once.
+        How many bytes are read in one go.
 
     """
 
@@ -155,7 +156,7 @@ class Blocks:
         self._failure: Exception | None = None
 
     def __iter__(self) -> Iterator[tuple[memoryview, int]]:
-        """Each, and the byte of the file at which it begins."""
+        """Yield each block, and the byte of the file at which it begins."""
         while True:
             wanted = self._block_bytes if self._left is None else min(self._block_bytes, self._left)
             data, self._failure = read_onto(self._held, self._stream, wanted)
@@ -170,11 +171,11 @@ class Blocks:
             self._at += stop
 
     def accept(self) -> None:
-        """The first of the blocks that were given, and not accepted, does end where a record does."""
+        """Note that the first block that was yielded and not yet accepted does end where a record ends."""
         self._given.popleft()
 
     def read(self, size: int) -> bytes:
-        """What follows the blocks that were accepted, piece by piece. Raises what the stream raises."""
+        """Return the bytes that follow the accepted blocks, piece by piece. Raises the errors of the stream."""
         if self._given:
             return bytes(self._given.popleft())
         if self._held:
@@ -186,31 +187,31 @@ class Blocks:
 
 
 def read_onto(held: bytes, stream: Readable, size: int, at_once: bool = False) -> tuple[bytes, Exception | None]:
-    """The bytes that are held, and up to `size` more, fewer only at the end of the stream or before the error that is
-    returned. at_once: one piece of the stream is enough. What comes in pieces is copied once.
+    """Return the held bytes and up to `size` more. There are fewer only at the end of the stream, or before an error,
+    which is returned too. at_once: read only one piece of the stream. Bytes that come in pieces are copied once.
     """
     pieces, room = [held], size
     try:
         while room > 0 and (piece := stream.read(room)):  # `Blocks` returns what it holds, which may be more
             pieces.append(piece)
             room = 0 if at_once else room - len(piece)
-    except Exception as error:  # any of a file system or decompressor: what is before it is good
+    except Exception as error:  # a file system or decompressor may raise any error; the bytes before it are good
         return b"".join(pieces), error
     return b"".join(pieces) if held or len(pieces) > 2 else pieces[-1], None  # `join` releases the GIL, `+` does not
 
 
 @dataclass
 class Extent:
-    """Which records of a stream are read: those that begin before a byte.
+    """Says which records of a stream are read: those that begin before a byte. It also notes where they begin and end.
 
     Attributes
     ----------
     stop : int or None
         The byte of the file; None for all records up to the end.
     begin : int or None
-        Where the first record begins; None until one has been read.
+        The byte at which the first record begins; None until one has been read.
     after : int or None
-        Where the first record that is not read begins, or the file ends; None until all have been read.
+        The byte at which the first record that is not read begins, or the file ends; None until all have been read.
 
     """
 
@@ -220,13 +221,15 @@ class Extent:
 
     @property
     def bounds(self) -> tuple[int, int]:
-        """`begin` and `after`, which are one where there is no record; -1 for what is not known."""
+        """`begin` and `after`, which are equal if there is no record; -1 for a value that is not known."""
         after = -1 if self.after is None else self.after
         return after if self.begin is None else self.begin, after
 
 
 TAIL_BYTES = 64 << 10
-"""Read first after the stop, and twice as much each time: what is read there is read again by another worker."""
+"""How many bytes are first read after the stop. Each further read has twice as many. Another worker
+reads them again.
+"""
 
 
 def read_records(
@@ -237,7 +240,7 @@ def read_records(
     limits: Limits = LIMITS,
     as_they_arrive: bool = False,
 ) -> Iterator[Records]:
-    """Blocks of records from a stream.
+    """Yield blocks of records from a stream.
 
     Parameters
     ----------
@@ -246,26 +249,27 @@ def read_records(
     split : Splitter
         Finds the records.
     offset : int
-        The byte of the file at which the stream is; a record begins there.
+        The byte of the file that is the stream's position. A record begins there.
     extent : Extent, optional
-        Which records are read; default: all. Its other fields are set.
+        Says which records are read; by default all. This sets its other fields.
     limits : Limits
-        The sizes to keep to.
+        The limits on sizes.
     as_they_arrive : bool
-        Do not wait until a block is full.
+        Whether to yield records without waiting until a block is full.
 
     Yields
     ------
     Records
-        A record stays within one block. An error of the stream is raised after the records before it.
+        Each record is in one block. An error of the stream is raised after the records before it.
 
     """
     extent = extent or Extent()
     buffer, tail = b"", TAIL_BYTES
-    skipping = b""  # the bytes that end the line over the limit that is being skipped
+    skipping = b""  # the bytes of which each ends the line over the limit that is being skipped
     failure: Exception | None = None
     final = False
     while not final:
+        # Read the next bytes: a block, or a little at a time after the stop.
         held, wanted = len(buffer), limits.block_bytes
         if extent.stop is not None:
             left = extent.stop - offset - held
@@ -273,6 +277,7 @@ def read_records(
             tail = tail if left > 0 else 2 * tail
         buffer, failure = read_onto(buffer, stream, wanted, as_they_arrive)
         final = failure is not None or len(buffer) == held
+        # Skip the rest of a line over the limit.
         if skipping:
             end = _line_end(buffer, skipping)
             if end < 0 and not final:
@@ -283,6 +288,7 @@ def read_records(
             skipping = b""
         if not buffer:
             continue
+        # Find the records, and keep those that begin before the stop.
         parts = split(buffer, final and failure is None)
         records = Records(buffer, parts.starts, parts.ends, parts.starts + offset, parts.problems)
         inside = len(records) if extent.stop is None else int(records.offsets.searchsorted(extent.stop))
@@ -296,6 +302,7 @@ def read_records(
         if is_beyond:
             return
         offset, buffer = offset + parts.consumed, buffer[parts.consumed :]
+        # Report a line over the limit as one bad record, and skip it.
         if parts.overlong:
             if extent.stop is not None and offset >= extent.stop:
                 extent.after = offset
@@ -303,6 +310,7 @@ def read_records(
             skipping = parts.overlong
             extent.begin = offset if extent.begin is None else extent.begin
             yield _single(buffer[:HEAD_BYTES], offset, limits.long_line)
+    # Report the bytes before an error of the stream as one bad record, then raise the error.
     if failure is not None:
         if buffer:
             yield _single(buffer[:HEAD_BYTES], offset, "cut off where the file could not be read on")
@@ -315,17 +323,19 @@ def _single(head: bytes, offset: int, reason: str) -> Records:
 
 
 def _line_end(buffer: bytes, ends: bytes) -> int:
-    """The position after the first byte that ends a line, or -1. (The LF of a CRLF is then a blank line.)"""
+    """Return the position after the first byte that ends a line, or -1. (The LF of a CRLF is then a blank line.)"""
     places = [place for place in (buffer.find(end) for end in ends) if place >= 0]
     return min(places) + 1 if places else -1
 
 
 _TILE = 512 << 10
-"""Bytes that are searched at once, so that they stay in a core's cache."""
+"""How many bytes are searched in one go, so that they stay in a core's cache."""
 
 
 def places(data: NDArray[np.uint8], value: int) -> NDArray[np.int64]:
-    """Where a byte is. NumPy looks at flags one by one where there are some, so those of eight bytes are one first."""
+    """Return the positions of a byte. NumPy tests flags one by one if some are set, so eight bytes at a time are tested
+    first.
+    """
     positions, room = [np.empty(0, np.int64)], np.zeros(min(_TILE, len(data) + 8 & -8), np.bool_)
     words = room.view(np.uint64)
     for begin in range(0, len(data), _TILE):
@@ -339,14 +349,14 @@ def places(data: NDArray[np.uint8], value: int) -> NDArray[np.int64]:
 
 
 def count_of(data: NDArray[np.uint8], is_one: np.ufunc, value: int) -> int:
-    """How many bytes are equal to a value, or less."""
+    """Count the bytes for which `is_one(byte, value)` is true, such as those that equal the value."""
     room = np.empty(min(_TILE, len(data)), np.bool_)
     tiles = (data[begin : begin + _TILE] for begin in range(0, len(data), _TILE))
     return sum(int(np.count_nonzero(is_one(tile, np.uint8(value), out=room[: len(tile)]))) for tile in tiles)
 
 
 def split_lines(buffer: bytes, final: bool, limits: Limits = LIMITS) -> Split:
-    """A record a line, ended by LF or CRLF; the last line may lack an end."""
+    """Split at line ends, LF or CRLF. The last line may lack one."""
     array = np.frombuffer(buffer, np.uint8)
     ends = places(array, 0x0A)
     consumed = int(ends[-1]) + 1 if len(ends) else 0

@@ -1,8 +1,8 @@
-"""Rows of Arrow tables, as chunks: of Parquet's row groups and Arrow's batches, in chunks of bounded size.
+"""Makes chunks of bounded size from the rows of Arrow tables: of Parquet's row groups and Arrow's batches.
 
-A column with a dictionary may refer to one long value very many times. So the rows of a decoded table are taken out in
-runs of bounded size; where a fragment takes several, each text is cut to what the model reads, and its characters are
-counted before.
+A column with a dictionary may refer to one long value very many times. So rows are taken out of a decoded table in runs
+of bounded size. If a fragment takes several runs, each text is cut to what the model reads, and its characters are
+counted first.
 """
 
 from __future__ import annotations
@@ -17,34 +17,34 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from ...errors import SourceError
-from ..assemble import assemble
-from ..chunk import Chunk, Selection, concat
-from ..columns import fields_of, projected
-from ..cutting import Cutting
-from ..format import Fragment
-from ..layouts import LIST_VIEWS, as_bytes, holds, is_one_of, is_textual, plain_type, plain_values
-from ..limits import LIMITS, Limits
 from ..open.ahead import PARSING
+from ..rows.assemble import assemble
+from ..rows.chunk import Chunk, Selection, concat
+from ..rows.columns import fields_of, projected
+from ..rows.cutting import Cutting
+from ..rows.format import Fragment
+from ..rows.layouts import LIST_VIEWS, as_bytes, holds, is_one_of, is_textual, plain_type, plain_values
+from ..rows.limits import LIMITS, Limits
 
 
 def types_of(schema: pa.Schema) -> dict[str, pa.DataType]:
-    """The types of columns as `Schema` has them: all layouts of strings count as one type."""
+    """Return the types of columns as in `Schema`: all layouts of strings count as one type."""
     return {name: plain_type(kind) for name, kind in fields_of(schema).items()}
 
 
 def most_decoded(limits: Limits) -> int:
-    """Bytes of decoded rows that are held of a file."""
+    """Return how many bytes of decoded rows of a file may be in memory."""
     return 4 * limits.chunk_bytes
 
 
 def why_no_schema(error: Exception) -> str:
-    """Why pyarrow cannot tell the columns of a file, and what helps where that is known."""
+    """Return why pyarrow cannot read the columns of a file, and a remedy if one is known."""
     remedy = ": cast the column to 64 bits or to text, or write the file without it" if "64 bits" in str(error) else ""
     return f"{error}{remedy}"
 
 
 class Rows:
-    """Rows that come in tables of any size, from a number on. path: of their file."""
+    """Rows that come in tables of any size, from row `first` on. path: their file."""
 
     def __init__(self, tables: Iterator[pa.Table], first: int, path: str) -> None:
         self._tables, self._path = tables, path
@@ -53,7 +53,7 @@ class Rows:
             pass
 
     def take(self, count: int) -> Iterator[pa.Table]:
-        """The next rows, so many. Of a table that has more, the others are kept."""
+        """Yield the next `count` rows. If a table has more, the others are kept for the next call."""
         while count:
             table = next(self._tables, None) if self._left is None else self._left
             if table is None:
@@ -64,9 +64,10 @@ class Rows:
 
 
 def bounded_chunks(tables: Iterable[pa.Table], fragment: Fragment, selection: Selection) -> Iterator[Chunk]:
-    """The rows of a fragment, which come in tables of any size: one chunk, or several where they take too much memory.
+    """Yield the rows of a fragment, which come in tables of any size, in one chunk, or in several if they take too much
+    memory.
 
-    Raises SourceError where one row takes too much.
+    Raises SourceError if one row takes too much.
     """
     pieces: list[Chunk] = []
     held = 0
@@ -81,7 +82,7 @@ def bounded_chunks(tables: Iterable[pa.Table], fragment: Fragment, selection: Se
 
 
 def _parts(tables: Iterable[pa.Table], fragment: Fragment, selection: Selection) -> Iterator[Callable[[], Chunk]]:
-    """A call for each part of a fragment's rows, which makes a chunk of it."""
+    """Yield a call for each part of a fragment's rows. The call makes a chunk of the part."""
     first = fragment.first_row
     for decoded in tables:
         for table, n_chars in _bounded(decoded, selection, fragment.file.format.limits):
@@ -92,14 +93,16 @@ def _parts(tables: Iterable[pa.Table], fragment: Fragment, selection: Selection)
 def _bounded(
     table: pa.Table, selection: Selection, limits: Limits
 ) -> Iterator[tuple[pa.Table, NDArray[np.int64] | None]]:
-    """Runs of rows that take a bounded size without dictionaries; with the characters of their text, where it is cut.
+    """Yield runs of rows that take a bounded size without dictionaries. If their text is cut, yield its number of
+    characters too.
 
-    A column that is the whole text is cut in its dictionary, once for all rows that have a text.
+    A text column that is the whole text is cut in its dictionary, once for all rows that share a text.
     """
     encoded = [name for name in table.column_names if holds(table.column(name).type, pa.types.is_dictionary)]
     if not encoded:
         yield table, None
         return
+    # Cut the texts in their dictionary, so that they take less memory when they are decoded.
     table = table.combine_chunks()
     n_chars = None
     others = {*selection.kept, selection.truth}
@@ -110,22 +113,26 @@ def _bounded(
         place = table.column_names.index(selection.text[0])
         short = pa.DictionaryArray.from_arrays(text.indices, values)
         table, n_chars = table.set_column(place, selection.text[0], short), _gathered(counts, text.indices)
+    # Find how much memory each row takes without dictionaries.
     sizes = np.zeros(len(table), np.int64)
     for name in encoded:
         sizes += decoded_sizes(table.column(name).combine_chunks())
     if sizes.max(initial=0) > most_decoded(limits):
-        most = most_decoded(limits) >> 20
-        raise SourceError(f"a row takes {sizes.max() >> 20:,} MiB, more than {most:,}: do not keep its longest column")
+        max_mib = most_decoded(limits) >> 20
+        raise SourceError(
+            f"a row takes {sizes.max() >> 20:,} MiB, more than {max_mib:,}: do not keep its longest column"
+        )
+    # Cut the rows into runs of bounded size.
     is_nested = any(pa.types.is_nested(table.column(name).type) for name in encoded)
     for first, last, _ in Cutting(len(table), min(limits.part_bytes, limits.chunk_bytes)).cut(sizes):
         run = table.slice(first, last - first)
-        if is_nested:  # Arrow casts all values of a slice's lists: take its own
+        if is_nested:  # Arrow would cast all values of the lists, so the values of the slice are copied first
             run = run.take(pa.array(np.arange(len(run))))
         yield run, None if n_chars is None else n_chars[first:last]
 
 
 def decoded_sizes(values: pa.Array) -> NDArray[np.int64]:
-    """Bytes that each of N values takes without dictionaries and views, beside what it takes with them.
+    """Return the bytes that each of N values takes without dictionaries and views, beyond what it takes with them.
 
     Parameters
     ----------
@@ -135,7 +142,8 @@ def decoded_sizes(values: pa.Array) -> NDArray[np.int64]:
     Returns
     -------
     ndarray
-        int64 [N]: the texts in dictionaries and views, and what list views refer to, also within structs and lists.
+        int64 [N]: the bytes of texts in dictionaries and views, and of the values of list views. This includes those
+        within structs and lists.
 
     """
     kind, types = values.type, pa.types
@@ -159,7 +167,7 @@ def decoded_sizes(values: pa.Array) -> NDArray[np.int64]:
 
 
 _LISTED_BYTES = 8
-"""About how many bytes a value in a list takes beside its text."""
+"""A rough number of bytes that a value in a list takes beside its text."""
 
 
 def _is_view(kind: pa.DataType) -> bool:
@@ -167,18 +175,20 @@ def _is_view(kind: pa.DataType) -> bool:
 
 
 def _sums(values: pa.Array) -> NDArray[np.int64]:
-    """int64 [N + 1], the sizes of the first 0, 1, … N of N values."""
+    """Return int64 [N + 1], the sizes of the first 0, 1, … N of N values."""
     return np.concatenate([[0], np.cumsum(decoded_sizes(values))])
 
 
 def view_lengths(views: pa.Array) -> NDArray[np.int64]:
-    """int64 [N], bytes of N views, for which Arrow has no function; 0 for nulls."""
+    """Return int64 [N], the bytes of N views; 0 for nulls. Arrow has no function for this."""
     lengths = np.frombuffer(views.buffers()[1] or b"", np.int32)[::4][views.offset : views.offset + len(views)]
     return np.where(views.is_valid().to_numpy(zero_copy_only=False), lengths, 0).astype(np.int64)
 
 
 def _cut_values(values: pa.Array, length: int) -> tuple[pa.Array, pa.Array]:
-    """Strings up to `length` characters, and how many each has; one that will be quarantined stays as it is."""
+    """Return strings up to `length` characters, and how many characters each has. A string that will be quarantined
+    stays unchanged.
+    """
     values = values.cast(pa.large_binary())
     cut, counts = [], []
     for value in values.to_pylist():
@@ -192,7 +202,7 @@ def _cut_values(values: pa.Array, length: int) -> tuple[pa.Array, pa.Array]:
 
 
 def _gathered(values: pa.Array, indices: pa.Array) -> NDArray[np.int64]:
-    """int64, one for each index; 0 for nulls."""
+    """Return the value for each index, int64; 0 for nulls."""
     numbers = pc.fill_null(pc.take(values, indices), 0)
     return np.asarray(numbers.cast(pa.int64()).to_numpy(zero_copy_only=False))
 
@@ -200,7 +210,7 @@ def _gathered(values: pa.Array, indices: pa.Array) -> NDArray[np.int64]:
 def _chunk(
     table: pa.Table, path: str, first_row: int, selection: Selection, n_chars: NDArray[np.int64] | None = None
 ) -> Chunk:
-    """A chunk of the rows of a table.
+    """Return a chunk of the rows of a table.
 
     Parameters
     ----------
@@ -213,7 +223,7 @@ def _chunk(
     selection : Selection
         The columns that the job uses.
     n_chars : ndarray, optional
-        int64 [N], characters of each text where the table holds only its beginning.
+        int64 [N], the characters of each text, if the table holds only its beginning.
 
     """
     chunk = assemble(path, first_row + np.arange(len(table)), table, selection)
@@ -223,16 +233,18 @@ def _chunk(
 
 
 def plain(table: pa.Table) -> pa.Table:
-    """The table without dictionaries and views, whose layout says nothing about the rows; its strings as bytes."""
+    """Return the table without dictionaries and views, whose layout says nothing about the rows, and with its strings
+    as bytes.
+    """
     for i, field in enumerate(table.schema):
         if pa.types.is_dictionary(field.type):
             kind = field.type.value_type
-            kind = pa.large_string() if is_textual(kind) else kind  # Arrow takes nothing from an array of views
+            kind = pa.large_string() if is_textual(kind) else kind  # Arrow cannot take rows out of an array of views
             chunks = [plain_values(chunk.dictionary).cast(kind).take(chunk.indices) for chunk in table.column(i).chunks]
             table = table.set_column(i, field.name, pa.chunked_array(chunks, kind))
     return as_bytes(table)
 
 
 def table_chunk(table: pa.Table, file: str, row: int, selection: Selection) -> Chunk:
-    """A chunk of a table's rows, the first of which is row `row`."""
+    """Return a chunk of a table's rows. The first of them is row `row`."""
     return _chunk(plain(projected(table, selection.columns)), file, row, selection)

@@ -1,10 +1,10 @@
-"""WET files, as Common Crawl publishes the text of web pages: WARC records of the type "conversion", one a row.
+"""WET files, in which Common Crawl publishes the text of web pages. Each WARC record of the type "conversion" is a row.
 
-Records are found here, and not by a library such as fastwarc or warcio: these pass over what is damaged without a word,
+Records are found here rather than by a library such as fastwarc or warcio. These skip damaged bytes without an error,
 and give the place of a record in the compressed file. Here each byte belongs to a record with a number, or to a row of
-the quarantine. A record ends where its Content-Length says, if a blank line or the next record follows; else it is
-damaged, and ends where the next one begins. So damage costs the records in which it is; a compressed file ends at its
-damage, as any other.
+the quarantine. A record ends where its Content-Length says, if a blank line or the next record follows. Otherwise it is
+damaged, and ends where the next one begins. So damage costs only the records in which it is. A compressed file ends at
+its damage, like any other.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ import numpy as np
 import pyarrow as pa
 
 from ...errors import SourceError, first_of
-from ..chunk import Selection
-from ..format import InputFile, Schema
+from ..rows.chunk import Selection
+from ..rows.format import InputFile, Schema
 from .record_format import RecordFormat
 from .records import Split
 
@@ -29,13 +29,13 @@ _HEADERS = {
     "refers_to": b"WARC-Refers-To",
     "digest": b"WARC-Block-Digest",
 }
-"""The columns beside the text."""
+"""The columns beside the text, and their headers."""
 
 _CONVERSION = b"conversion"
 _TYPES = {_CONVERSION, *b"warcinfo response resource request metadata revisit continuation".split()}
 
 _FOLD = re.compile(rb"[ \t]*\r\n[ \t]+")
-"""Where a field of a header goes on in the next line: it stands for a space."""
+"""Where a field of a header continues in the next line. It stands for a space."""
 
 _BEGIN = re.compile(rb"WARC/[01]\.[01]\r\n")
 _BEGIN_BYTES = 10
@@ -53,18 +53,18 @@ _TYPE, _LENGTH = _field(b"WARC-Type", rb"[^\r\n]*?"), _field(b"Content-Length", 
 
 
 class _Piece(NamedTuple):
-    """A record, or bytes that are none.
+    """A record, or bytes that belong to none.
 
     Attributes
     ----------
     end : int
-        Where its content ends.
+        Where the content of the piece ends.
     after : int
         Where the next piece begins.
     kind : bytes
         The type of a whole record.
     problem : str
-        Why it is damaged; empty where it is not.
+        Why the piece is damaged; empty if it is not.
 
     """
 
@@ -75,7 +75,9 @@ class _Piece(NamedTuple):
 
 
 class Wet(RecordFormat):
-    """Columns: the text, and what its header says of it, null where it does not. Other headers are not read."""
+    """WET files. The columns are the text, and the headers of its record, which are null if they are missing. Other
+    headers are not read.
+    """
 
     name = "wet"
     suffixes = (".wet", ".warc")
@@ -104,7 +106,7 @@ class Wet(RecordFormat):
         return Schema(("text", *_HEADERS), start=head.start, named=False)
 
     def split(self, buffer: bytes, final: bool) -> Split:
-        """The conversions, and what is damaged; other records are none."""
+        """Return the conversions and the damaged pieces. Other records are skipped."""
         starts: list[int] = []
         ends: list[int] = []
         problems: dict[int, str] = {}
@@ -132,7 +134,8 @@ class Wet(RecordFormat):
         return pa.table({name: pa.array(values, pa.large_binary()) for name, values in values_of.items()})
 
     def _piece(self, buffer: bytes, at: int, final: bool) -> _Piece | None:
-        """The piece that begins at `at`; None where it, or what must follow it, goes on after the buffer."""
+        """Return the piece that begins at `at`, or None if it, or what must follow it, continues after the buffer."""
+        # Find the header of the record.
         left = len(buffer) - at
         if not final and left < _BEGIN_BYTES:
             return None
@@ -143,10 +146,12 @@ class Wet(RecordFormat):
             if not final and left < _MOST_HEADER:
                 return None
             return self._damaged(buffer, at, at, final, "its header is cut off or damaged")
+        # Read the type and the length of the record from the header.
         fields = _unfolded(buffer[at:header])
         length, kind = _LENGTH.search(fields), _TYPE.search(fields)
         if length is None or kind is None or kind[1].lower() not in _TYPES or _BEGIN.search(buffer, at + 1, header):
             return self._damaged(buffer, at, at, final, "its header is damaged, or has no known type or no length")
+        # Find the end of the content.
         begin, count = header + 2, int(length[1])
         end = begin + count
         if end - at > self.limits.field_bytes:
@@ -155,6 +160,7 @@ class Wet(RecordFormat):
         if end > len(buffer):
             problem = f"cut off: {len(buffer) - begin:,} of {count:,} bytes are there"
             return self._damaged(buffer, at, begin, final, problem) if final else None
+        # A blank line or another record must follow.
         if (after := _blank_end(buffer, end)) - end < len(_BLANK) or not buffer.startswith(_BLANK, end):
             if not final and len(buffer) - after < _BEGIN_BYTES:
                 return None
@@ -164,7 +170,8 @@ class Wet(RecordFormat):
         return _Piece(end, after, kind[1].lower())
 
     def _damaged(self, buffer: bytes, at: int, begin: int, final: bool, problem: str) -> _Piece | None:
-        """What is damaged, up to where the next record begins; or the longest that may be held, wherever a block ends.
+        """Return a damaged piece, up to where the next record begins, or up to the limit on its length, wherever a
+        block ends.
 
         Parameters
         ----------
@@ -173,32 +180,32 @@ class Wet(RecordFormat):
         at : int
             Where the damaged piece begins.
         begin : int
-            The next record begins here or later.
+            The byte from which on the next record may begin.
         final : bool
             Whether the stream ends with the buffer.
         problem : str
-            What is wrong.
+            What is wrong with the piece.
 
         """
-        most = at + self.limits.field_bytes
-        following = _BEGIN.search(buffer, max(begin, at + 1), most + _BEGIN_BYTES)
-        if following is None and not final and len(buffer) < most + _BEGIN_BYTES:
+        limit = at + self.limits.field_bytes
+        following = _BEGIN.search(buffer, max(begin, at + 1), limit + _BEGIN_BYTES)
+        if following is None and not final and len(buffer) < limit + _BEGIN_BYTES:
             return None
-        end = min(most, len(buffer)) if following is None else following.start()
+        end = min(limit, len(buffer)) if following is None else following.start()
         return _Piece(end, end, problem=problem)
 
 
 def _unfolded(header: bytes) -> bytes:
-    """The header of a record with each field on a line."""
+    """Return the header of a record with each field on one line."""
     return _FOLD.sub(b" ", header) if b"\r\n " in header or b"\r\n\t" in header else header
 
 
 def _without_brackets(uri: bytes) -> bytes:
-    """A URI, which the grammar of WARC 1.0 puts between < and >, as Wget does."""
+    """Return a URI without the < and > that the grammar of WARC 1.0 puts around it, as Wget does."""
     return uri[1:-1] if uri.startswith(b"<") and uri.endswith(b">") else uri
 
 
 def _blank_end(buffer: bytes, at: int) -> int:
-    """Where blank lines that begin at `at` end."""
+    """Return where the blank lines that begin at `at` end."""
     lines = _BLANK_LINES.match(buffer, at)
     return lines.end() if lines else at

@@ -1,12 +1,14 @@
-"""Excel workbooks (.xlsx), by openpyxl: the first sheet, whose first row that is not empty names the columns.
+"""Excel workbooks (.xlsx), read by openpyxl: the first sheet, in which the first row that is not empty names the
+columns.
 
 A workbook is an archive of XML, of which a few kilobytes may stand for gigabytes. openpyxl reads a sheet row by row,
-but all texts that cells share at once: a workbook is read if these, and each row, are of bounded size.
+but reads all texts that cells share in one go. So a workbook is read only if these texts, and each row, are of bounded
+size.
 
-Some of what openpyxl returns is not what Excel shows. It stops where the sheet's `<dimension>` says that the cells end,
-which may be wrong, so that is reset. It leaves out a row that follows one with a higher number, so such a sheet is
-refused. It leaves the escapes of texts as they are (`_x000D_` is a carriage return), and damages those of the
-underscore, so the shared texts are read here.
+Some of the values that openpyxl returns are not what Excel shows. openpyxl stops where the sheet's `<dimension>` says
+that the cells end, which may be wrong, so the dimension is reset. It leaves out a row that follows one with a higher
+number, so such a sheet is refused. It leaves the escapes of texts as they are (`_x000D_` is a carriage return), and
+damages those of the underscore, so the shared texts are read here.
 """
 
 from __future__ import annotations
@@ -22,28 +24,28 @@ from typing import IO, Any, BinaryIO
 import pyarrow as pa
 
 from ...errors import InputChanged, SourceError, UsageError, install
-from ..chunk import Chunk, Selection, empty_chunk
-from ..format import FilePlan, Format, InputFile, Schema, Seek
 from ..open.front_to_back import ZIP_MAGIC
 from ..open.opening import open_at
+from ..rows.chunk import Chunk, Selection, empty_chunk
+from ..rows.format import FilePlan, Format, InputFile, Schema, Seek
 from .tables import table_chunk
 
 _MOST_TEXTS = 256 << 20  # bytes of XML without the sheets
-_MOST_ROW = 16 << 20  # bytes of XML
-_MOST_ROWS = 1 << 20  # that a sheet has in Excel
-_MOST_TAG = 4096  # bytes
+_MOST_ROW = 16 << 20  # bytes of XML in a row
+_MOST_ROWS = 1 << 20  # the limit of a sheet in Excel
+_MOST_TAG = 4096  # bytes of a tag
 _STRICT = b"http://purl.oclc.org/ooxml/spreadsheetml/main"
 _ROW = re.compile(rb"<(?:\w+:)?row[\s/>]")
 _ROW_NUMBER = re.compile(rb"<(?:\w+:)?row\s(?:[^>]*\s)?r\s*=\s*[\"'](\d+)[\"']")
 _ESCAPES = re.compile("(?:_x[0-9A-Fa-f]{4}_)+")
-"""UTF-16 code units that stand for characters, some of which XML cannot hold (ECMA-376, part 1, 22.9.2.19)."""
+"""Matches UTF-16 code units that stand for characters, some of which XML cannot hold (ECMA-376, part 1, 22.9.2.19)."""
 
 _Row = tuple[str | None, ...]
 
 
 class Xlsx(Format):
-    """All values are text, much as Excel saves them in a CSV: 5, 0.1, TRUE, 2024-01-31, 26:30:00 of a duration; of a
-    formula, its result.
+    """Excel workbooks. All values become text, much as Excel saves them in a CSV: 5, 0.1, TRUE, 2024-01-31, and
+    26:30:00 for a duration. A formula becomes its result.
     """
 
     name = "xlsx"
@@ -82,7 +84,9 @@ class Xlsx(Format):
 
 @contextmanager
 def _sheets(file: InputFile) -> Iterator[list[Any]]:
-    """Raises SourceError where they cannot be read, UsageError where openpyxl is not installed."""
+    """Return a context with the sheets of a workbook. Raises SourceError if they cannot be read, and UsageError if
+    openpyxl is not installed.
+    """
     with open_at(file) as stream:
         try:
             _refuse_unreadable(stream)
@@ -97,12 +101,12 @@ def _sheets(file: InputFile) -> Iterator[list[Any]]:
             raise UsageError(f"{file.path}: {needs}") from error
         except (SourceError, UsageError):
             raise
-        except Exception as error:  # openpyxl raises nearly anything where a workbook is not as it expects
+        except Exception as error:  # openpyxl raises nearly any error if a workbook is not as it expects
             raise SourceError(f"{file.path}: not a readable Excel file ({error})") from error
 
 
 def _workbook(stream: BinaryIO) -> Any:
-    """The workbook, read row by row, whose texts are as they are stored."""
+    """Return the workbook, which is read row by row, with its texts as they are stored."""
     from openpyxl.cell.text import Text
     from openpyxl.reader.excel import ExcelReader
     from openpyxl.xml.constants import SHARED_STRINGS, SHEET_MAIN_NS
@@ -123,7 +127,9 @@ def _workbook(stream: BinaryIO) -> Any:
 
 
 def _refuse_unreadable(stream: BinaryIO) -> None:
-    """Raise ValueError where openpyxl would read at once more than it should, or would leave out rows in silence."""
+    """Raise ValueError if openpyxl would read more in one go than it should, or would leave out rows
+    without an error.
+    """
     texts = 0
     with zipfile.ZipFile(stream) as archive:
         for member in archive.infolist():
@@ -138,7 +144,7 @@ def _refuse_unreadable(stream: BinaryIO) -> None:
 
 
 def _refuse_sheet(sheet: IO[bytes]) -> None:
-    """Raise ValueError for a sheet with a row that is too large, or whose rows are not in order."""
+    """Raise ValueError for a sheet with a row that is too large, or with rows that are not in order."""
     tag, last = b"", 0
     while block := sheet.read(_MOST_ROW):
         if _STRICT in block[:_MOST_TAG]:
@@ -146,8 +152,9 @@ def _refuse_sheet(sheet: IO[bytes]) -> None:
         if len(block) == _MOST_ROW and not _ROW.search(block):
             raise ValueError(f"a row takes more than {_MOST_ROW >> 20} MiB; save it as .csv")
         block = tag + block
-        begun = block[block.rfind(b"<") :]
-        tag = begun if b">" not in begun and len(begun) < _MOST_TAG else b""  # it goes on in the next block
+        open_tag = block[block.rfind(b"<") :]
+        is_cut_off = b">" not in open_tag and len(open_tag) < _MOST_TAG
+        tag = open_tag if is_cut_off else b""  # the tag continues in the next block
         whole = block[: len(block) - len(tag)]
         for number in map(int, _ROW_NUMBER.findall(whole)):
             if number <= last:
@@ -156,7 +163,7 @@ def _refuse_sheet(sheet: IO[bytes]) -> None:
 
 
 def _rows(sheet: Any) -> Iterator[_Row]:
-    """The rows up to the last that is not empty, as text; an empty one has no values."""
+    """Yield the rows up to the last that is not empty, as text. An empty row has no values."""
     empty = 0
     for number, cells in enumerate(sheet.iter_rows(values_only=True)):
         if number >= _MOST_ROWS:
@@ -169,7 +176,9 @@ def _rows(sheet: Any) -> Iterator[_Row]:
 
 
 def _header(rows: Iterator[_Row]) -> tuple[str, ...]:
-    """The names of the columns, by the first row that is not empty; one without a name is called by its number."""
+    """Return the names of the columns from the first row that is not empty. The name of a column without one is made of
+    its number.
+    """
     first = next(filter(None, rows), None)
     if first is None:
         raise ValueError("its first sheet is empty")
@@ -194,13 +203,13 @@ def _text(value: object) -> str | None:
 
 
 def _unescaped(escapes: re.Match[str]) -> str:
-    """The characters for which a run of escapes stands; halves of a surrogate pair become U+FFFD."""
+    """Return the characters for which a run of escapes stands. Halves of a surrogate pair become U+FFFD."""
     units = "".join(escape[2:6] for escape in re.findall("_x....", escapes[0]))
     return bytes.fromhex(units).decode("utf-16-be", "replace")
 
 
 def _duration(value: timedelta) -> str:
-    """Hours, minutes and seconds, as Excel's format [h]:mm:ss has them: hours do not become days."""
+    """Return hours, minutes and seconds in Excel's format [h]:mm:ss, in which hours do not become days."""
     seconds, rest = divmod(abs(value), timedelta(seconds=1))
     hours, minutes = divmod(seconds // 60, 60)
     clock = _without_zeros(f"{hours}:{minutes:02}:{seconds % 60:02}.{rest.microseconds:06}")
@@ -208,5 +217,5 @@ def _duration(value: timedelta) -> str:
 
 
 def _without_zeros(clock: str) -> str:
-    """A time without zeros at the end of a fraction of its seconds."""
+    """Return a time without zeros at the end of the fraction of its seconds."""
     return clock.rstrip("0").rstrip(".") if "." in clock else clock

@@ -1,7 +1,8 @@
-"""Articles that are Python objects: strings, or dicts by column, in a collection or from an iterator.
+"""Reads Python objects: strings, or dicts by column, from a collection or an iterator.
 
-What an iterator gives is drawn chunk by chunk. The first item that is not null says what all are; an item of another
-kind, like a dict without a text, is a row for the quarantine. A kept column is null where a dict lacks it.
+Items of an iterator are drawn chunk by chunk. The first item that is not null decides whether the items are strings or
+dicts. An item of another kind, such as a dict without a text, is a row for the quarantine. A kept column is null if a
+dict lacks it.
 """
 
 from __future__ import annotations
@@ -23,22 +24,22 @@ import numpy as np
 import pyarrow as pa
 
 from ...errors import UsageError
-from ..assemble import assemble
-from ..chunk import HEAD_BYTES, BadRow, Chunk, RowsByName, Selection, concat
-from ..columns import finite, is_unicode, keys_within, printable_name, value_at, value_or_none
-from ..layouts import is_textual
-from ..limits import LIMITS, Limits
 from ..plan.files import format_of, is_known
+from ..rows.assemble import assemble
+from ..rows.chunk import HEAD_BYTES, BadRow, Chunk, RowsByName, Selection, concat
+from ..rows.columns import finite, is_unicode, keys_within, printable_name, value_at, value_or_none
+from ..rows.layouts import is_textual
+from ..rows.limits import LIMITS, Limits
 from .tables import MEMORY, Tables, is_pandas, of_table, resolve
 
 _CANNOT = (pa.ArrowException, ValueError, TypeError, LookupError, OverflowError, AttributeError)
-"""What Arrow and Python raise for a value that is not of the expected type."""
+"""The errors that Arrow and Python raise for a value that is not of the expected type."""
 
 _LOOKED_AT = 1_000
-"""Strings at most of which it is found out whether they are paths."""
+"""How many strings are tested at most to find out whether they are paths."""
 
 _LOOKED_AT_FOR_KEYS = 100
-"""Further items that are drawn of an iterator where not all columns that are asked for are in its first."""
+"""How many further items are drawn from an iterator if its first does not have all columns that the job needs."""
 
 _DIGESTED, _FRAME_ROWS = 1 << 16, 1 << 10
 
@@ -47,7 +48,18 @@ _SHORT.maxstring = _SHORT.maxother = _SHORT.maxlong = HEAD_BYTES
 
 
 class Items:
-    """Strings or dicts. rows: None where they can be read once only. kind: of the object that gives them."""
+    """Rows that are strings or dicts.
+
+    Parameters
+    ----------
+    items : iterable
+        The items.
+    rows : int or None
+        The number of items; None if they can be read only once.
+    kind : str
+        The type of the object that gives them, for messages.
+
+    """
 
     def __init__(self, items: Iterable[Any], rows: int | None, kind: str) -> None:
         self.rows = rows
@@ -57,7 +69,7 @@ class Items:
 
     @property
     def digest(self) -> str:
-        """sha256 of all that the items hold; of values that JSON does not have, of what `repr` says."""
+        """The sha256 of everything that the items hold. For values that JSON does not have, it uses their `repr`."""
         digest, items = hashlib.sha256(), iter(self._items)
         while block := list(itertools.islice(items, _DIGESTED)):
             try:
@@ -69,7 +81,9 @@ class Items:
 
     @cached_property
     def first(self) -> Any:
-        """The first item that is not null, if any. Raises UsageError where it is no article, or a path like others."""
+        """The first item that is not null, if any. Raises UsageError if it is neither a string nor a dict, or if the
+        strings are paths.
+        """
         paths = []
         for number, item in enumerate(self._items):
             if self.rows is None:
@@ -91,13 +105,13 @@ class Items:
         return None
 
     def resolve(self, selection: Selection) -> Selection:
-        """The selection with its default text column and the types of its kept columns. Raises UsageError.
+        """Return the selection with its default text column and the types of its kept columns. Raises UsageError.
 
-        The columns are the keys of all items. Kept columns of what is read once are strings, since the types in later
-        rows are not known.
+        The columns are the keys of all items. If the items can be read only once, kept columns are strings, because the
+        types in later rows are not known.
         """
         schema, within = {"text": pa.string()}, dict[str, pa.DataType]()
-        if self.first is None:  # without a row there is nothing that could lack a column
+        if self.first is None:  # without a row, nothing can lack a column
             schema = dict.fromkeys((*schema, *selection.columns), pa.string())
         elif isinstance(self.first, Mapping):
             asked = {*(selection.text or ("text",)), *selection.columns}
@@ -117,20 +131,22 @@ class Items:
         return resolve(pa.schema(list(schema.items())), selection, within)
 
     def _dicts(self) -> Iterator[Mapping[Any, Any]]:
-        """The items that say which columns there are: of what is read once, those that are drawn."""
+        """Yield the dicts that show which columns there are. If the items can be read only once, these are the ones
+        already drawn.
+        """
         return (item for item in self._drawn or self._items if isinstance(item, Mapping))
 
     def _type(self, name: str) -> pa.DataType:
-        """The type of a kept column: a string where its values are of several types."""
+        """Return the type of a kept column: string if its values are of several types."""
         if self.rows is None:
             return pa.string()
         return _type_of([value_or_none(item, name) for item in self._dicts()])
 
     def chunks(self, selection: Selection, chunk_rows: int, limits: Limits = LIMITS) -> Iterator[Chunk]:
-        """The rows in chunks of up to `chunk_rows` rows, of which about `limits.chunk_bytes` characters of text are
-        held; one empty chunk where there are none. An item is drawn when its chunk is made.
+        """Yield the rows in chunks of up to `chunk_rows` rows with about `limits.chunk_bytes` characters of text. An
+        item is drawn when its chunk is made. Without rows, yield one empty chunk.
         """
-        items, row, most = itertools.chain(self._drawn, self._items), 0, selection.most_held
+        items, row, max_held = itertools.chain(self._drawn, self._items), 0, selection.most_held
         while True:
             parts: list[Chunk] = []
             drawn: list[Any] = []
@@ -138,10 +154,10 @@ class Items:
             for item in items:
                 drawn.append(item)
                 length = _length(item, selection.text)
-                rows, size, held = rows + 1, size + length, held + min(length, most)
+                rows, size, held = rows + 1, size + length, held + min(length, max_held)
                 if rows == chunk_rows or held >= limits.chunk_bytes:
                     break
-                if size >= limits.chunk_bytes:  # what is not held of long texts is let go
+                if size >= limits.chunk_bytes:  # the parts of long texts that are not needed are released
                     parts.append(self._chunk(drawn, row, selection))
                     row, drawn, size = row + len(drawn), [], 0
             if drawn or not row:
@@ -153,7 +169,7 @@ class Items:
                 return
 
     def _chunk(self, drawn: list[Any], row: int, selection: Selection) -> Chunk:
-        """The chunk of these items, the first of which is row `row`."""
+        """Make a chunk of these items. The first of them is row `row`."""
         numbers: Sequence[int] = range(len(drawn))
         bad: list[BadRow] = []
         try:
@@ -167,9 +183,10 @@ class Items:
         return assemble(MEMORY, rows, table, selection, bad=bad, not_copied=_not_copied(drawn, row, selection))
 
     def _table(self, items: list[Any], selection: Selection) -> pa.Table:
-        """The selection's columns. Raises one of `_CANNOT` for an item that is no article."""
+        """Return a table of the selection's columns. Raises one of `_CANNOT` if an item is not a valid row."""
         types = dict(zip(selection.kept, selection.kept_types, strict=True))
-        types = {name: kind for name, kind in types.items() if name not in selection.labels}  # cells of any type
+        # Cells of labels may be of any type.
+        types = {name: kind for name, kind in types.items() if name not in selection.labels}
         columns = {}
         for name in selection.columns:
             values = [_value(item, name, selection) for item in items] if isinstance(self.first, Mapping) else items
@@ -180,7 +197,7 @@ class Items:
         return pa.table(columns)
 
     def _problem(self, item: Any, selection: Selection) -> str | None:
-        """Why an item is no article."""
+        """Return why an item is not a valid row, or None."""
         if not isinstance(self.first, Mapping):
             return _no_text("the item", item) or _half("the item", item)
         if not isinstance(item, Mapping):
@@ -212,9 +229,10 @@ class _FrameRows:
 
 
 def as_items(source: Any) -> Items | Tables | None:
-    """The rows of a collection, an iterator or a file that is open; None for what gives no items.
+    """Return the rows of a collection, an iterator or an open file, or None for an object that gives no items.
 
-    Strings that are in memory become a table. Raises UsageError for items that are no articles, and for paths.
+    Strings that are in memory become a table. Raises UsageError for items that are neither strings nor dicts, and for
+    paths.
     """
     kind = type(source).__name__
     if isinstance(source, str | bytes | bytearray | memoryview | Mapping) or not isinstance(source, Iterable):
@@ -231,17 +249,17 @@ def as_items(source: Any) -> Items | Tables | None:
     values = source if isinstance(source, list | tuple | np.ndarray) else list(source)
     items = Items(values, len(values), kind)
     if isinstance(items.first, str | bytes):
-        with suppress(*_CANNOT):  # where some items are no strings
+        with suppress(*_CANNOT):  # some items are not strings
             return of_table(pa.table({"text": pa.array(values, pa.large_string(), from_pandas=True)}), kind)
     return items
 
 
 def _lines(file: Any) -> Iterator[Any]:
-    """The lines of an open file, without their ends. Raises UsageError for a file whose lines are no articles."""
+    """Yield the lines of an open file, without their ends. Raises UsageError for a file whose lines are not texts."""
     name = getattr(file, "name", None)
     try:
         known = format_of(name).name if isinstance(name, str) else "text"
-    except UsageError:  # of no format: who opens it knows what it holds
+    except UsageError:  # the suffix has no format: the user knows what the file holds
         known = "text"
     if known != "text":
         raise UsageError(f"an open file is read as a text a line, and this is {known}: give its path, {name!r}")
@@ -249,17 +267,21 @@ def _lines(file: Any) -> Iterator[Any]:
 
 
 def _value(item: Any, name: str, selection: Selection) -> Any:
-    """The value of a column. Raises one of `_CANNOT`, a KeyError where the item must have it and does not."""
+    """Return the value of a column. Raises one of `_CANNOT`, such as a KeyError if the item lacks a column that it must
+    have.
+    """
     return (value_at if name in selection.needed else value_or_none)(item, name)
 
 
 def _not_copied(items: Sequence[Any], first: int, selection: Selection) -> RowsByName:
-    """The items that have a key that is to be copied and is not, by key. first: the number of the first item."""
-    kept, rows = {*selection.kept}, defaultdict[str, list[int]](list)
+    """Return, by key, the numbers of items that have a key that should be copied and is not. first: the number of the
+    first item.
+    """
+    kept_columns, rows = {*selection.kept}, defaultdict[str, list[int]](list)
     for number, item in enumerate(items, first):
         if selection.keep_all and isinstance(item, Mapping):
             for key, value in item.items():
-                if key not in kept and not _is_null(value):
+                if key not in kept_columns and not _is_null(value):
                     rows[printable_name(str(key))].append(number)
     return {key: np.array(numbers, np.int64) for key, numbers in rows.items()}
 
@@ -276,7 +298,7 @@ def _no_text(what: str, value: Any) -> str | None:
 
 
 def _joined(value: Any) -> Any:
-    """A number, a date or a time as a template writes it; any other value as it is."""
+    """Return a number, a date or a time as a template writes it, and any other value unchanged."""
     is_short = isinstance(value, Number | datetime.date | datetime.time) and not _is_null(value)
     return _written(value) if is_short else value
 
@@ -286,7 +308,7 @@ def _half(what: str, value: Any) -> str | None:
 
 
 def _is_null(value: Any) -> bool:
-    """Whether it is what pandas takes for null: None, NaN, NaT, NA."""
+    """Whether pandas takes a value for null: None, NaN, NaT, NA."""
     if value is None or isinstance(value, str | bytes | int | Mapping):
         return value is None
     try:
@@ -296,7 +318,9 @@ def _is_null(value: Any) -> bool:
 
 
 def _is_path(item: Any) -> bool:
-    """Whether a string names a file, or looks like it: a word with the ending of a format, perhaps a pattern."""
+    """Whether a string names a file or looks like it does: a word with the suffix of a format, which may
+    be a pattern.
+    """
     if not isinstance(item, str | bytes):
         return False
     name = os.fsdecode(item) if isinstance(item, bytes) else item
@@ -304,14 +328,16 @@ def _is_path(item: Any) -> bool:
 
 
 def _length(item: Any, text: Sequence[str]) -> int:
-    """Characters of text, about."""
+    """Return a rough number of characters of text."""
     if isinstance(item, Mapping):
         return sum(_length(value_or_none(item, name), ()) for name in text)
     return len(item) if isinstance(item, str | bytes) else 0
 
 
 def _texts(values: Sequence[Any]) -> pa.Array:
-    """Strings, bytes and nulls as bytes. Raises one of `_CANNOT` for anything else, as for half of a surrogate pair."""
+    """Return strings, bytes and nulls as an array of bytes. Raises one of `_CANNOT` for anything else, and for half of
+    a surrogate pair.
+    """
     try:
         return pa.array(values, pa.large_string(), from_pandas=True).cast(pa.large_binary())
     except pa.ArrowInvalid:  # bytes that are not UTF-8
@@ -320,12 +346,12 @@ def _texts(values: Sequence[Any]) -> pa.Array:
 
 
 def _column(values: list[Any], kind: pa.DataType | None) -> pa.Array:
-    """The values of a kept column, of type `kind`; for None, of a column of labels."""
+    """Return the values of a kept column as type `kind`. None stands for a column of labels."""
     if kind is None:
         kind = _type_of(values)
     if not pa.types.is_string(kind):
         return pa.array(values, kind, from_pandas=True)
-    with suppress(*_CANNOT):  # at once where they are strings, or integers, which Arrow writes as JSON does
+    with suppress(*_CANNOT):  # this is fast for strings, and for integers, which Arrow writes as JSON does
         array = pa.array(values, from_pandas=True)
         if pa.types.is_string(array.type) or pa.types.is_int64(array.type):
             return array.cast(pa.large_string())
@@ -333,7 +359,7 @@ def _column(values: list[Any], kind: pa.DataType | None) -> pa.Array:
 
 
 def _type_of(values: Sequence[Any]) -> pa.DataType:
-    """The type that Arrow gives to values; string for those of several types, and for nulls only."""
+    """Return the type that Arrow gives to values. It is string if they have several types, or are all null."""
     try:
         kind = pa.array(values, from_pandas=True).type
     except _CANNOT:
@@ -342,7 +368,7 @@ def _type_of(values: Sequence[Any]) -> pa.DataType:
 
 
 def _written(value: Any) -> str | None:
-    """A value as JSON writes it, or by its own `str` where JSON has none."""
+    """Return a value as JSON writes it, or as its own `str` if JSON has no such value."""
     if isinstance(value, bytes):
         return value.decode("utf-8", "backslashreplace")
     if isinstance(value, str) or _is_null(value):
@@ -354,7 +380,7 @@ def _written(value: Any) -> str | None:
 
 
 def _with_finite(value: Any) -> Any:
-    """A value whose lists and dicts hold None in place of a NaN or an infinity. Raises RecursionError."""
+    """Return a value whose lists and dicts hold None in place of a NaN or an infinity. Raises RecursionError."""
     if isinstance(value, dict):
         return {key: _with_finite(finite(item)) for key, item in value.items()}
     if isinstance(value, list | tuple):

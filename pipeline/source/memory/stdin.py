@@ -1,4 +1,4 @@
-"""Articles that are piped into the command: records of one format, read once, front to back, as they arrive."""
+"""Reads texts that are piped into the command: records of one format, read once, from front to back, as they arrive."""
 
 from __future__ import annotations
 
@@ -17,9 +17,6 @@ from typing import BinaryIO, cast
 import numpy as np
 
 from ...errors import UsageError
-from ..chunk import Chunk, Selection, concat
-from ..compression import HEAD_BYTES, UTF8, Transcoded, compression_of
-from ..cutting import Cutting, gathered
 from ..formats.csv import Csv, Tsv
 from ..formats.jsonl import Jsonl
 from ..formats.record_format import DELIMITERS, Head, Piped, RecordFormat, Text
@@ -27,12 +24,15 @@ from ..formats.records import BOM, read_records
 from ..formats.wet import Wet
 from ..plan.examine import refuse_twice, resolve
 from ..plan.files import Identity
+from ..rows.chunk import Chunk, Selection, concat
+from ..rows.compression import HEAD_BYTES, UTF8, Transcoded, compression_of
+from ..rows.cutting import Cutting, gathered
 
 STDIN = "stdin"
-"""The value of the column `file`."""
+"""The value of the column `file` for rows from standard input."""
 
 KINDS: dict[str, RecordFormat] = {"text": Text(), "csv": Csv(), "tsv": Tsv(), "jsonl": Jsonl(), "wet": Wet()}
-"""What may be piped in, by the name that the user gives it."""
+"""The formats that may be piped in, by the names that the user gives them."""
 
 _OTHERS = {b"PK\x03\x04": "zip", b"PAR1": "Parquet"}
 _BLOCK = 1 << 20
@@ -42,8 +42,15 @@ _NAME = re.compile(r"[^\W\d](?:[\w .:/()-]{0,38}[\w)])?")
 
 
 class Stdin:
-    """A stream of records. stream: unbuffered, so that a read returns what is there. kind: one of KINDS; None for text
-    that is not JSON.
+    """A stream of records.
+
+    Parameters
+    ----------
+    stream : RawIOBase
+        The stream, which must be unbuffered, so that a read returns the bytes that have arrived.
+    kind : str, optional
+        One of `KINDS`. By default the stream is text that is not JSON.
+
     """
 
     def __init__(self, stream: RawIOBase, kind: str | None = None) -> None:
@@ -57,13 +64,13 @@ class Stdin:
 
     @property
     def identity(self) -> Identity:
-        """It cannot be read twice, so nothing identifies what it holds."""
+        """The identity of the stream. It cannot be read twice, so nothing identifies its content."""
         return [{"path": STDIN, "digest": ""}]
 
     def open(self, selection: Selection) -> Selection:
-        """Wait for the first record, which has the columns; return the selection with these resolved.
+        """Wait for the first record, which has the columns. Return the selection with these resolved.
 
-        Raises UsageError where they are not those of the job, or where stdin plainly holds something else.
+        Raises UsageError if they are not the columns of the job, or if the stream plainly holds something else.
         """
         if isinstance(self._format, Text) and (set(selection.columns) - {"text"} or selection.header):
             name = next(iter(set(selection.columns) - {"text"}), None)
@@ -78,7 +85,7 @@ class Stdin:
         while not final and len(head) < _BLOCK and not len(form.split(head.removeprefix(BOM), False).starts):
             block = self._arriving.read(_BLOCK)
             head, final = head + block, not block
-        if not head.removeprefix(BOM):  # no rows, whatever their columns
+        if not head.removeprefix(BOM):  # there are no rows, so their columns do not matter
             return selection
         self._refuse_others(head)
         start = len(BOM) if head.startswith(BOM) else 0
@@ -90,16 +97,18 @@ class Stdin:
         self._pending, self._start = head[schema.start :], schema.start
         return selection
 
-    def arriving(self, selection: Selection, most: int) -> Iterator[Chunk]:
-        """What has arrived, in pieces of up to `most` rows: a record is yielded as soon as it is complete."""
-        return (chunk for chunk, _, _ in self._pieces(selection, most))
+    def arriving(self, selection: Selection, max_rows: int) -> Iterator[Chunk]:
+        """Yield what has arrived, in chunks of up to `max_rows` rows. A record is yielded as soon as it is complete."""
+        return (chunk for chunk, _, _ in self._pieces(selection, max_rows))
 
     def chunks(self, selection: Selection, chunk_rows: int) -> Iterator[Chunk]:
-        """Chunks of `chunk_rows` rows, or fewer where the text is long, however it arrives."""
+        """Yield chunks of `chunk_rows` rows, or fewer if the texts are long. They do not depend on how
+        the rows arrive.
+        """
         return map(concat, gathered(self._pieces(selection, chunk_rows), chunk_rows))
 
     def _pieces(self, selection: Selection, chunk_rows: int) -> Iterator[tuple[Chunk, int, bool]]:
-        """What has arrived, its rows, and whether it begins a new chunk."""
+        """Yield what has arrived in pieces, with their rows, and whether each begins a new chunk."""
         row, limits, split = 0, self._format.limits, self._format.quick_split
         blocks = read_records(cast(BinaryIO, self), split, self._start, limits=limits, as_they_arrive=True)
         cutting = Cutting(chunk_rows, limits.chunk_bytes)
@@ -110,7 +119,7 @@ class Stdin:
                 row += last - first
 
     def read(self, size: int) -> bytes:
-        """What has arrived, up to `size` bytes; none at the end."""
+        """Return up to `size` of the bytes that have arrived, or none at the end."""
         if self._pending:
             data, self._pending = self._pending[:size], self._pending[size:]
             return data
@@ -130,19 +139,19 @@ class Stdin:
 
 
 class _Arriving:
-    """A stream of which a read returns what is there, and waits only where there is nothing."""
+    """A stream whose reads return the bytes that have arrived. A read waits only if there are none."""
 
     def __init__(self, stream: RawIOBase) -> None:
         self._stream = stream
 
     def read(self, size: int) -> bytes:
-        while (block := self._stream.read(size)) is None:  # another program has made it non-blocking
+        while (block := self._stream.read(size)) is None:  # another program has made the stream non-blocking
             select.select([self._stream], [], [])
         return block
 
 
 def _looks_like(head: bytes) -> str | None:
-    """The flags for what begins so, where that is plainly more than lines of text."""
+    """Return the flags that a user needs for data with this beginning, if it is plainly more than lines of text."""
     if head.startswith(Wet.magic):
         return "wet"
     if _is_object(head.partition(b"\n")[0]):
@@ -153,15 +162,15 @@ def _looks_like(head: bytes) -> str | None:
 
 
 def _has_header(head: bytes, delimiter: str) -> bool:
-    """Whether the first line names columns: one is called "text", or no name could be a sentence or a number, and the
-    records that follow, as far as they have arrived, have as many fields.
+    """Whether the first line names columns. This is so if one is called "text", or if no name could be a sentence or a
+    number and the records that have arrived have as many fields.
     """
     lines = io.StringIO(head.decode("latin-1"), newline="")
     with suppress(csv.Error):
         names, *records = islice(csv.reader(lines, delimiter=delimiter), 1 + _LOOKED_AT)
         if len(names) < 2 or len({*names}) < len(names):
             return False
-        whole = records[:-1] or records  # the last may not have arrived to its end
+        whole = records[:-1] or records  # the last record may not have arrived to its end
         are_names = all(map(_NAME.fullmatch, names)) and {*map(len, whole)} == {len(names)}
         return are_names or "text" in map(str.lower, names)
     return False

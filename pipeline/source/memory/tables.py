@@ -1,5 +1,5 @@
-"""Articles in tables in memory, as chunks: whatever gives them through Arrow's PyCapsule interface, also pandas,
-Hugging Face datasets, and the partitions of Dask DataFrames, which stay where they are.
+"""Reads tables in memory as chunks: objects with Arrow's PyCapsule interface, pandas, Hugging Face datasets, and the
+partitions of Dask DataFrames, which stay where they are.
 """
 
 from __future__ import annotations
@@ -16,23 +16,25 @@ import pyarrow.dataset as pa_dataset
 from numpy.typing import NDArray
 
 from ...errors import BroadsheetError, UsageError, did_you_mean
-from ..chunk import Chunk, RowRange, Selection, concat
-from ..columns import fields_of, holding, projected
-from ..cutting import Cutting, gathered
 from ..formats.tables import plain, table_chunk
-from ..join import why_not_text
-from ..labels import class_names_in, label_type
-from ..layouts import is_textual, plain_type
-from ..limits import LIMITS, Limits
+from ..rows.chunk import Chunk, RowRange, Selection, concat
+from ..rows.columns import fields_of, holding, projected
+from ..rows.cutting import Cutting, gathered
+from ..rows.join import why_not_text
+from ..rows.labels import class_names_in, label_type
+from ..rows.layouts import is_textual, plain_type
+from ..rows.limits import LIMITS, Limits
 
 MEMORY = "memory"
 """The value of the column `file` for rows that do not come from a file."""
 
 _HELD_BY = ("pandas", "polars")
-"""Libraries whose objects hold their rows: they can be read again. Others with the same interface may run a query."""
+"""Libraries whose objects hold their rows, so that these can be read again. Objects of others with the same interface
+may run a query.
+"""
 
 _DATASET_ROWS = 1_000
-"""Rows that are taken from a Hugging Face dataset at once, as its own methods do."""
+"""How many rows are taken from a Hugging Face dataset in one go, as its own methods do."""
 
 
 @dataclass(frozen=True)
@@ -42,13 +44,13 @@ class Tables:
     Attributes
     ----------
     schema : pyarrow.Schema
-        Of all columns.
+        The schema of all columns.
     rows : int or None
-        How many there are; None where they can be read once only.
+        The number of rows; None if they can be read only once.
     read : callable
-        Returns their tables, with the columns of these names, or all for None.
+        Yields the rows in tables, with the columns of these names, or with all columns for None.
     kind : str
-        The type of the object that holds them, for messages.
+        The type of the object that holds the rows, for messages.
 
     """
 
@@ -59,7 +61,7 @@ class Tables:
 
     @property
     def digest(self) -> str:
-        """sha256 of columns and rows, however they are laid out in batches, views and dictionaries."""
+        """The sha256 of columns and rows. It does not depend on batches, views and dictionaries."""
         digest = hashlib.sha256(str(self.schema.names).encode())
         for table in self.read(None):
             for batch in plain(table).combine_chunks().to_batches(max_chunksize=1 << 16):
@@ -67,12 +69,12 @@ class Tables:
         return digest.hexdigest()
 
     def resolve(self, selection: Selection) -> Selection:
-        """The selection with its default text column and the types of its kept columns. Raises UsageError."""
+        """Return the selection with its default text column and the types of its kept columns. Raises UsageError."""
         return resolve(self.schema, selection)
 
     def chunks(self, selection: Selection, chunk_rows: int, limits: Limits = LIMITS) -> Iterator[Chunk]:
-        """The rows in chunks of up to `chunk_rows` rows, of which up to `limits.chunk_bytes` bytes of text are held,
-        wherever batches begin; one empty chunk where there are none.
+        """Yield the rows in chunks of up to `chunk_rows` rows with up to `limits.chunk_bytes` bytes of text. They do
+        not depend on where batches begin. Without rows, yield one empty chunk.
         """
         row = 0
         for held in gathered(self._pieces(selection, chunk_rows, limits), chunk_rows):
@@ -82,28 +84,28 @@ class Tables:
             none = projected(self.schema.empty_table(), selection.columns)
             yield _chunk_of([plain(none)], row, selection, limits)
 
-    def _pieces(self, selection: Selection, most: int, limits: Limits) -> Iterator[tuple[pa.Table, int, bool]]:
-        """Pieces with the selection's columns, the rows of each, and whether it begins a new chunk."""
-        cutting = Cutting(most, limits.chunk_bytes)
+    def _pieces(self, selection: Selection, max_rows: int, limits: Limits) -> Iterator[tuple[pa.Table, int, bool]]:
+        """Yield pieces with the selection's columns, the rows of each, and whether it begins a new chunk."""
+        cutting = Cutting(max_rows, limits.chunk_bytes)
         for table in self.read(holding(self.schema, selection.columns)):
-            for at in range(0, len(table), most):
-                piece = plain(projected(table.slice(at, most), selection.columns))
+            for at in range(0, len(table), max_rows):
+                piece = plain(projected(table.slice(at, max_rows), selection.columns))
                 for first, last, new in cutting.cut(np.minimum(_text_bytes(piece, selection), selection.most_held)):
                     yield piece.slice(first, last - first), last - first, new
 
 
 def _text_bytes(table: pa.Table, selection: Selection) -> NDArray[np.int64]:
-    """Bytes of text in each row."""
+    """Return the bytes of text in each row, int64 [N]."""
     sizes = np.zeros(len(table), np.int64)
     for name in selection.text:
-        if is_textual(table.column(name).type):  # a template joins numbers, too, which are short
+        if is_textual(table.column(name).type):  # a template also joins numbers, which are short
             sizes += pc.fill_null(pc.binary_length(table.column(name)), 0).to_numpy()
     return sizes
 
 
 def _chunk_of(tables: list[pa.Table], row: int, selection: Selection, limits: Limits) -> Chunk:
-    """A chunk of the rows of tables, the first of which is row `row`: part by part, where long texts are cut, so that
-    the whole texts are not held twice.
+    """Make a chunk of the rows of tables; the first is row `row`. If long texts are cut, work part by part, so that the
+    whole texts are not in memory twice.
     """
     table = pa.concat_tables(tables)
     if not selection.reads or selection.kept:
@@ -118,11 +120,12 @@ def _chunk_of(tables: list[pa.Table], row: int, selection: Selection, limits: Li
 
 
 def as_tables(source: Any) -> Tables | None:
-    """The rows of a pandas Series or DataFrame, an Arrow array, batch, table or dataset, a Hugging Face dataset, and of
-    all that has Arrow's PyCapsule interface; None for anything else, for pandas with a column of several types, and for
-    a Hugging Face dataset that does not say of which types its columns are.
+    """Return the rows of a pandas Series or DataFrame, of an Arrow array, batch, table or dataset, of a Hugging Face
+    dataset, or of any object with Arrow's PyCapsule interface.
 
-    What has no column names gets the column "text". Raises UsageError where the rows cannot be read.
+    Return None for anything else, for a pandas object with a column of several types, and for a Hugging Face dataset
+    that does not give the types of its columns. Rows without column names get the column "text". Raises UsageError if
+    the rows cannot be read.
     """
     kind = type(source).__name__
     try:
@@ -149,7 +152,7 @@ def as_tables(source: Any) -> Tables | None:
 
 
 def of_table(table: pa.Table, kind: str = "Table") -> Tables:
-    """The rows of a table."""
+    """Return the rows of a table."""
 
     def read(columns: list[str] | None) -> Iterator[pa.Table]:
         yield table if columns is None else table.select(columns)
@@ -169,7 +172,7 @@ def is_pandas(source: Any, *kinds: str) -> bool:
 
 
 def _of_pandas(source: Any) -> Tables | None:
-    """None where a column holds values of several types."""
+    """Return None if a column holds values of several types."""
     kind = type(source).__name__
     try:
         if kind == "Series":
@@ -182,7 +185,7 @@ def _of_pandas(source: Any) -> Tables | None:
 
 
 def _of_capsule(source: Any) -> pa.Table:
-    """A batch, or an array, which has no column names."""
+    """Return a table of a batch, or of an array, which has no column names."""
     try:
         return pa.Table.from_batches([pa.record_batch(source)])
     except (TypeError, pa.ArrowException):
@@ -190,11 +193,13 @@ def _of_capsule(source: Any) -> pa.Table:
 
 
 def _of_stream(source: Any, held: bool) -> Tables:
-    """What Arrow's stream interface gives, batch after batch. held: it gives the same again, if asked again."""
+    """Return the rows of Arrow's stream interface, batch after batch. held: whether the object gives the same rows
+    again.
+    """
     kind = type(source).__name__
     try:
         reader = pa.RecordBatchReader.from_stream(source)
-    except pa.ArrowInvalid:  # it has no columns, as a Series of Polars
+    except pa.ArrowInvalid:  # it has no columns, like a Series of Polars
         return of_table(pa.table({"text": pa.chunked_array(source)}), kind)
     except Exception as error:  # a database raises errors of its own
         raise UsageError(f"the {kind} cannot be read: {error}") from error
@@ -215,7 +220,9 @@ def _of_stream(source: Any, held: bool) -> Tables:
 
 
 def _of_hugging_face(source: Any) -> Tables:
-    """A Hugging Face dataset, with its selection and order of rows. A streamed one can be read once."""
+    """Return the rows of a Hugging Face dataset, with its selection and order of rows. A streamed one can be read only
+    once.
+    """
     names = {name: f.names for name, f in source.features.items() if type(f).__name__ == "ClassLabel"}
 
     def read(columns: list[str] | None) -> Iterator[pa.Table]:
@@ -229,7 +236,9 @@ def _of_hugging_face(source: Any) -> Tables:
 
 
 def _with_class_names(table: pa.Table, names: dict[str, list[str]]) -> pa.Table:
-    """The table with names of classes where it has their numbers, which count from 0; -1 stands for none."""
+    """Return the table with the names of classes in place of their numbers, which count from 0. The number -1 stands
+    for none.
+    """
     for i, name in enumerate(table.column_names):
         if name in names:
             codes = table.column(i).combine_chunks()
@@ -239,8 +248,8 @@ def _with_class_names(table: pa.Table, names: dict[str, list[str]]) -> pa.Table:
 
 
 def resolve(schema: pa.Schema, selection: Selection, within: Mapping[str, pa.DataType] | None = None) -> Selection:
-    """The selection with its default text column, and the kept columns with their types. within: the types of what is
-    in columns, by names with dots, where the schema does not have them.
+    """Return the selection with its default text column, and its kept columns with their types. within: the types of
+    fields within columns, by names with dots, if the schema does not have them.
 
     Raises UsageError for a missing column.
     """
@@ -269,18 +278,20 @@ def resolve(schema: pa.Schema, selection: Selection, within: Mapping[str, pa.Dat
 
 
 def _written(kind: pa.DataType) -> pa.DataType:
-    """The type of a kept column: of one layout, without a dictionary, and strings for nulls only."""
+    """Return the type of a kept column: in one layout, without a dictionary, and string if it has only nulls."""
     kind = plain_type(kind.value_type if pa.types.is_dictionary(kind) else kind)
     return pa.string() if pa.types.is_null(kind) else kind
 
 
 def partition_chunk(partition: Any, number: int, name: str, selection: Selection) -> Chunk:
-    """A chunk of one partition, a pandas DataFrame, of a Dask DataFrame; `file` says which. name: of the chunk."""
+    """Make a chunk of one partition, a pandas DataFrame, of a Dask DataFrame. The column `file` names the partition.
+    name: the chunk's name.
+    """
     table, file = pa.Table.from_pandas(partition, preserve_index=False), f"partition {number}"
     sources = (RowRange(file, 0, len(table)),)
     return replace(table_chunk(table, file, 0, selection), name=name, sources=sources, index=partition.index)
 
 
 def dask_selection(frame: Any, selection: Selection) -> Selection:
-    """The selection resolved against a Dask DataFrame's columns. Raises UsageError."""
+    """Resolve the selection with the columns of a Dask DataFrame. Raises UsageError."""
     return resolve(pa.Schema.from_pandas(frame._meta, preserve_index=False), selection)

@@ -1,7 +1,7 @@
-"""Threads of this process that run ahead of who uses what they make: those that parse, many blocks of one file at once
-or of many files, in order; and iterators.
+"""Runs threads ahead of the code that uses their results: a pool that parses blocks of one file or of many, and
+iterators that run in threads of their own.
 
-What parses releases the GIL nearly all the time, so threads use all cores.
+Parsers release the GIL nearly all the time, so threads use all cores.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any, Generic, TypeVar
 from ...processes.threads import available_cores
 
 _MOST_THREADS = 16
-"""More threads than this would wait for each other at the GIL."""
+"""With more threads than this, they would wait for each other at the GIL."""
 
 _Result = TypeVar("_Result")
 
@@ -24,9 +24,10 @@ _Result = TypeVar("_Result")
 def in_order(
     pool: Executor, calls: Iterable[Callable[[], _Result]], ahead: Callable[[], int]
 ) -> Generator[_Result, None, None]:
-    """The results of the calls, in order. They are drawn by the caller's thread, and made by the pool, so many ahead.
+    """Yield the results of the calls, in order. The caller's thread draws the calls, and the pool makes them, up to
+    `ahead()` calls ahead.
 
-    An error of `calls` itself is raised after the results of those before it.
+    An error that `calls` itself raises is raised after the results of the calls before it.
     """
     waiting: deque[Future[_Result]] = deque()
     try:
@@ -42,11 +43,11 @@ def in_order(
 
 
 def _ending_in_a_call(calls: Iterable[Callable[[], _Result]]) -> Iterator[Callable[[], _Result]]:
-    """The calls; an error of theirs is raised by one more."""
+    """Yield the calls. If drawing them fails, yield one more call, which raises the error."""
     try:
         yield from calls
     except Exception as error:
-        failure = error  # `error` is gone by the time of the call
+        failure = error  # `error` no longer exists when the call is made
 
         def fail() -> _Result:
             raise failure
@@ -55,8 +56,18 @@ def _ending_in_a_call(calls: Iterable[Callable[[], _Result]]) -> Iterator[Callab
 
 
 class Parsing:
-    """A pool of threads, which start when they are needed. threads: how many; by default one for each core. share: how
-    many cores reading may use now, in a process that shares them with others.
+    """A pool of threads that start when they are needed.
+
+    Parameters
+    ----------
+    threads : int, optional
+        The number of threads; by default one for each core, up to 16.
+
+    Attributes
+    ----------
+    share : callable
+        Returns how many cores may be used now, in a process that shares them with others.
+
     """
 
     def __init__(self, threads: int | None = None) -> None:
@@ -68,10 +79,10 @@ class Parsing:
         self._here = threading.local()
 
     def in_order(self, calls: Iterable[Callable[[], _Result]]) -> Generator[_Result, None, None]:
-        """The results of the calls, in order. They are drawn by the caller's thread, and made ahead by the pool's.
+        """Yield the results of the calls, in order. The caller's thread draws the calls, and the pool makes them ahead.
 
-        How far ahead is limited: so many as there are threads, divided among those who read at the same time. In a
-        thread of the pool, which must not wait for others, the calls are made one after another.
+        The pool runs ahead by as many calls as it has threads, divided among the readers of the moment. In a thread of
+        the pool, which must not wait for other threads, the calls are made one after another.
         """
         if getattr(self._here, "is_of_pool", False):
             yield from (call() for call in calls)
@@ -99,11 +110,11 @@ _SECONDS_BETWEEN_LOOKS = 0.2
 
 
 _END = object()
-"""What follows the last item."""
+"""The mark after the last item."""
 
 
 class InThread(Generic[_T]):
-    """One iterator in a thread of its own, up to `held` items ahead, until `stopped`."""
+    """Runs one iterator in a thread of its own, up to `held` items ahead, until `stopped` is set."""
 
     def __init__(self, make: Callable[[], Iterator[_T]], held: int, stopped: threading.Event) -> None:
         self._items: Queue[Any] = Queue(held)
@@ -121,7 +132,7 @@ class InThread(Generic[_T]):
             for item in make():
                 if not self._put(item):
                     return
-                del item  # which may be large, and is not needed while the next one is made
+                del item  # the item may be large, and is not needed while the next one is made
         except BaseException as error:
             self._error = error
         self._put(_END)
@@ -138,7 +149,7 @@ class InThread(Generic[_T]):
     def __iter__(self) -> Iterator[_T]:
         while True:
             try:
-                item = self._items.get(timeout=_SECONDS_BETWEEN_LOOKS)  # with a limit, so that Ctrl-C interrupts
+                item = self._items.get(timeout=_SECONDS_BETWEEN_LOOKS)  # the timeout lets Ctrl-C interrupt
             except Empty:
                 continue
             if item is _END:
@@ -150,8 +161,9 @@ class InThread(Generic[_T]):
 
 
 def ahead(iterators: Iterable[Callable[[], Iterator[_T]]], width: int, held: int) -> Generator[_T, None, None]:
-    """The items of all iterators, one iterator after the other; `width` of them run at the same time, each up to `held`
-    items ahead. An error of one is raised in its place. Left early, they end at their next item.
+    """Yield the items of all iterators, one iterator after the other. `width` of them run at the same time, each up to
+    `held` items ahead. An error of an iterator is raised in its place. If the caller stops early, they end at their
+    next item.
     """
     stopped = threading.Event()
     waiting = iter(iterators)

@@ -1,4 +1,6 @@
-"""Archives that are not read, by their first bytes: whatever they are called, none is taken for text."""
+"""Recognises archives that cannot be read by their first bytes, whatever their names are, so that none
+is read as text.
+"""
 
 from __future__ import annotations
 
@@ -11,14 +13,18 @@ _MAGIC = {b"7z\xbc\xaf\x27\x1c": "7z", b"Rar!\x1a\x07": "rar"}
 
 
 def container_of(head: bytes) -> str | None:
-    """The name of the archive that begins with these bytes, at least `TAR_BYTES` of a file; None for anything else."""
+    """Return the name of the archive that begins with these bytes, or None for anything else. head: at least the first
+    `TAR_BYTES` bytes of a file, if it has that many.
+    """
     if _is_tar(head):
         return "tar"
     return next((name for magic, name in _MAGIC.items() if head.startswith(magic)), None)
 
 
 def _is_tar(head: bytes) -> bool:
-    """Whether it begins with a member's header, whose checksum is right. The oldest archives have no magic number."""
+    """Whether the bytes begin with the header of a member and its checksum is right. The oldest archives have no magic
+    number.
+    """
     try:
         tarfile.TarInfo.frombuf(head[:TAR_BYTES], tarfile.ENCODING, "surrogateescape")
     except tarfile.HeaderError:

@@ -1,6 +1,6 @@
-"""What the libraries decompress: gzip by their files, the other compressions unit after unit.
+"""Decompresses files with the libraries: gzip with their file classes, the other compressions unit by unit.
 
-However much a file stands for, a read returns no more than it is asked for, so memory is bounded.
+However large a file becomes, a read returns no more than was asked for, so memory is bounded.
 """
 
 from __future__ import annotations
@@ -12,32 +12,34 @@ import lzma
 from importlib.util import find_spec
 from typing import BinaryIO, Protocol, TypeAlias, cast
 
-from ..compression import Compression
+from ..rows.compression import Compression
 from .frames import HEADER_BYTES, Dictionaries, lz4_decoder, most_window
 
-_HAS_ISAL = find_spec("isal") is not None  # it has no wheel for some machines
+_HAS_ISAL = find_spec("isal") is not None  # isal has no wheel for some machines
 _INPUT_BYTES = 64 << 10
 PIECE_BYTES = 128 << 10
-"""Of content, that a read asks for, and may lose."""
+"""How many bytes of content one read asks for. If it fails, that many may be lost."""
 _MOST_XZ = 256 << 20
-"""Bytes of memory for xz; `xz -9` takes 65 MiB."""
+"""The limit of memory for xz, in bytes; `xz -9` takes 65 MiB."""
 _XZ_PADDING = 4
-"""Zeros between xz streams and after them are allowed in multiples of so many."""
+"""The number of zeros between xz streams and after them must be a multiple of this."""
 
 
 class Content(Protocol):
-    """What a file holds, front to back."""
+    """The content of a file, read front to back."""
 
     def read1(self, size: int, /) -> bytes:
-        """Up to `size` bytes; none at the end. One that raises drops what it has read."""
+        """Return up to `size` bytes, or none at the end. A call that raises an error loses what it has read."""
 
 
 _Decoder: TypeAlias = bz2.BZ2Decompressor
-"""Decompresses one frame or stream. Those of the other libraries have the same methods."""
+"""Decompresses one frame or stream. The decoders of the other libraries have the same methods."""
 
 
 def content_of(stored: BinaryIO, compression: Compression | None, exact: bool = False) -> Content:
-    """The content of a file. exact: of gzip by zlib, which drops least where it fails, on every machine."""
+    """Return the content of a file. exact: use zlib for gzip, which loses the fewest bytes if it fails, and the same
+    number on every machine.
+    """
     if compression is None:
         return cast(Content, stored)
     if compression.name != "gzip":
@@ -50,8 +52,8 @@ def content_of(stored: BinaryIO, compression: Compression | None, exact: bool = 
 
 
 class _Units:
-    """Zstd or lz4 frames, or bz2 or xz streams, one after the other. The files of the libraries (`bz2.BZ2File`) end
-    without a word where what follows a unit is none.
+    """Zstd or lz4 frames, or bz2 or xz streams, one after the other. The file classes of the libraries (such as
+    `bz2.BZ2File`) end without an error if something else follows a unit.
     """
 
     def __init__(self, stored: Content, compression: Compression) -> None:
@@ -62,7 +64,7 @@ class _Units:
         self._dictionaries = Dictionaries()
 
     def read1(self, size: int) -> bytes:
-        """Up to `size` bytes; none at the end."""
+        """Return up to `size` bytes, or none at the end."""
         while decoder := self._decoder or self._next():
             if decoder.eof:
                 self._data, self._decoder = decoder.unused_data or b"", None
@@ -81,7 +83,7 @@ class _Units:
         return b""
 
     def _next(self) -> _Decoder | None:
-        """A decoder for the next unit; None at the end. Raises NotSupported."""
+        """Return a decoder for the next unit, or None at the end. Raises NotSupported."""
         if not self._ahead():
             return None
         name = self._compression.name
@@ -106,7 +108,7 @@ class _Units:
             raise ValueError(f"{zeros} zeros follow, not a multiple of {_XZ_PADDING}")
 
     def _ahead(self, least: int = 1) -> bytes:
-        """What comes next, and no decoder has taken: at least so many bytes, unless the file ends."""
+        """Return the bytes that no decoder has consumed yet: at least `least` of them, unless the file ends."""
         pieces, count = [self._data], len(self._data)
         while count < least and (piece := self._stored.read1(_INPUT_BYTES)):
             pieces.append(piece)
@@ -116,42 +118,45 @@ class _Units:
 
 
 def why(error: Exception) -> str:
-    """What ends the reading of a file, in words of a user."""
+    """Return the reason why a file cannot be read further, in words that a user understands."""
     if "requires too much memory" in str(error):
-        most = most_window()
+        window = most_window()
         return (
-            f"its zstd frame asks for a window of more than {1 << (most - 20):,} MiB: compress it with --long={most} "
-            "or less, or use fewer cores (taskset): all of them may take half of the memory"
+            f"its zstd frame asks for a window of more than {1 << (window - 20):,} MiB: compress it with "
+            f"--long={window} or less, or use fewer cores (taskset): all of them may take half of the memory"
         )
     return str(error).partition("\n")[0] or type(error).__name__
 
 
-def beginning(head: bytes, compression: Compression | None, most: int = 64 << 20) -> tuple[bytes, Exception | None]:
-    """What the first bytes of a file hold, decompressed, and the error that ends it, such as that they end there.
+def beginning(
+    head: bytes, compression: Compression | None, max_bytes: int = 64 << 20
+) -> tuple[bytes, Exception | None]:
+    """Decompress the first bytes of a file. Return the content, and the error that ended it, for example that the bytes
+    end there.
 
     Parameters
     ----------
     head : bytes
         The first bytes.
     compression : Compression or None
-        Of the file.
-    most : int
-        So many decompressed bytes at most.
+        The compression of the file.
+    max_bytes : int
+        The largest number of decompressed bytes.
 
     """
-    held, failure = _held(head, compression, most, PIECE_BYTES)
-    if not held and failure is not None:  # a read that fails drops what it has decompressed
-        held, failure = _held(head, compression, most, 1)
+    held, failure = _held(head, compression, max_bytes, PIECE_BYTES)
+    if not held and failure is not None:  # a read that fails loses what it has decompressed, so read byte by byte
+        held, failure = _held(head, compression, max_bytes, 1)
     return held, failure
 
 
-def _held(head: bytes, compression: Compression | None, most: int, size: int) -> tuple[bytes, Exception | None]:
-    """The same, read in pieces of that size."""
+def _held(head: bytes, compression: Compression | None, left: int, size: int) -> tuple[bytes, Exception | None]:
+    """Decompress the first bytes of a file in pieces of `size` bytes."""
     content, pieces = content_of(cast(BinaryIO, io.BytesIO(head)), compression, exact=True), []
     try:
-        while most > 0 and (piece := content.read1(min(most, size))):
+        while left > 0 and (piece := content.read1(min(left, size))):
             pieces.append(piece)
-            most -= len(piece)
+            left -= len(piece)
     except Exception as error:  # each library has errors of its own
         return b"".join(pieces), error
     return b"".join(pieces), None

@@ -1,7 +1,7 @@
-"""What the libraries do not do by themselves with zstd and lz4 frames: dictionaries, and lz4's legacy frame.
+"""Decodes what the libraries do not handle in zstd and lz4 frames: dictionaries, and lz4's legacy frame.
 
-A dictionary in the file itself is used: it comes in a frame that other programs skip, as in the .warc.zst files of
-https://iipc.github.io/warc-specifications/specifications/warc-zstd/. Legacy frames are described in
+If a zstd file has its own dictionary, it is used. It comes in a frame that other programs skip, as in the .warc.zst
+files of https://iipc.github.io/warc-specifications/specifications/warc-zstd/. Legacy frames are described in
 https://github.com/lz4/lz4/blob/dev/doc/lz4_Frame_format.md.
 """
 
@@ -24,47 +24,51 @@ else:
 
 ZSTD_MAGIC, LZ4_MAGIC, LEGACY_MAGIC = b"\x28\xb5\x2f\xfd", b"\x04\x22\x4d\x18", b"\x02\x21\x4c\x18"
 HEADER_BYTES = 18
-"""The longest header of a frame."""
+"""The length of the longest header of a frame."""
 
 _WINDOWS = (27, 31)
-"""Of a zstd frame, as powers of two: 128 MiB, what zstd itself always allows, and 2 GiB, the longest that it has."""
+"""Windows of a zstd frame, as powers of two: 128 MiB, which zstd always allows, and 2 GiB, the longest
+window there is.
+"""
 _DICTIONARY_MAGIC = b"\x37\xa4\x30\xec"
 _MOST_DICTIONARY = 32 << 20
 _SKIPPABLE = struct.Struct("<II")
 _LENGTH = 4
 _HAS_DICTIONARY = 0x1
-"""Of the flags of an lz4 frame, after its magic number."""
+"""A bit of the flags of an lz4 frame, which follow its magic number."""
 _LEGACY_BLOCK = 8 << 20
 _MOST_LEGACY = _LEGACY_BLOCK + _LEGACY_BLOCK // 255 + 16
-"""The bytes of a compressed block: what cannot be compressed becomes a little longer."""
+"""The largest size of a compressed block. Data that cannot be compressed becomes a little longer."""
 
 
 class NotSupported(Exception):
-    """Content that is whole and cannot be read here. Its message says why, and what helps."""
+    """Raised for content that is whole but cannot be read here. Its message gives the reason and a remedy."""
 
 
 @cache
 def most_window() -> int:
-    """Of a zstd frame here, as a power of two: where every core reads such a file, they take half of the memory."""
-    least, most = _WINDOWS
-    return max(least, min(most, (available_memory() // (2 * available_cores())).bit_length() - 1))
+    """Return the longest window of a zstd frame that is allowed here, as a power of two. If every core reads such a
+    file, the windows take half of the memory.
+    """
+    smallest, largest = _WINDOWS
+    return max(smallest, min(largest, (available_memory() // (2 * available_cores())).bit_length() - 1))
 
 
 def is_skippable(head: bytes) -> bool:
-    """Whether these bytes begin a frame that zstd and lz4 skip, such as a table of other frames, or a dictionary."""
+    """Whether these bytes begin a frame that zstd and lz4 skip, such as a table of other frames or a dictionary."""
     return len(head) >= 4 and 0x50 <= head[0] <= 0x5F and head[1:4] == b"\x2a\x4d\x18"
 
 
 class Dictionaries:
-    """The dictionaries of a zstd file that were found in the file itself."""
+    """The dictionaries of a zstd file that the file itself holds."""
 
     def __init__(self) -> None:
         self._by_id: dict[int, Any] = {}
         self._last: Any = None
 
     def look(self, ahead: Callable[[int], bytes]) -> None:
-        """Note the dictionary in a frame that is skipped. ahead: returns at least so many of the bytes that come next,
-        unless the file ends.
+        """Note the dictionary in a frame that is skipped. ahead: returns at least that many of the bytes that come
+        next, unless the file ends.
         """
         head = ahead(_SKIPPABLE.size)
         if not is_skippable(head) or len(head) < _SKIPPABLE.size:
@@ -80,15 +84,17 @@ class Dictionaries:
             if content.startswith(_DICTIONARY_MAGIC):
                 self._last = zstd.ZstdDict(content)
                 self._by_id[self._last.dict_id] = self._last
-        except (zstd.ZstdError, ValueError):  # it is something else, for another program
+        except (zstd.ZstdError, ValueError):  # the frame is for another program
             return
 
     def decoder(self, head: bytes) -> Any:
-        """A decoder for the frame that begins so. Raises NotSupported where its dictionary is not in the file."""
+        """Return a decoder for the frame that begins with these bytes. Raises NotSupported if its dictionary is not in
+        the file.
+        """
         options = {int(zstd.DecompressionParameter.window_log_max): most_window()}
         wanted = 0
         if head.startswith(ZSTD_MAGIC):
-            with suppress(zstd.ZstdError):  # the decoder says what is wrong
+            with suppress(zstd.ZstdError):  # the decoder reports what is wrong
                 wanted = zstd.get_frame_info(head[:HEADER_BYTES]).dictionary_id
         if wanted and wanted not in self._by_id:
             raise NotSupported(
@@ -99,7 +105,10 @@ class Dictionaries:
 
 
 def lz4_decoder(head: bytes) -> Any:
-    """A decoder for the lz4 frame that begins so. Raises NotSupported if it needs a dictionary or lz4 is missing."""
+    """Return a decoder for the lz4 frame that begins with these bytes.
+
+    Raises NotSupported if it needs a dictionary, or lz4 is not installed.
+    """
     try:
         import lz4.frame
     except ModuleNotFoundError as error:
@@ -115,10 +124,11 @@ def lz4_decoder(head: bytes) -> Any:
 
 
 class LegacyLz4:
-    """Decompresses lz4's legacy frame, which `lz4 -l` writes: blocks of 8 MiB. Has the methods of the other decoders.
+    """Decompresses lz4's legacy frame, which `lz4 -l` writes in blocks of 8 MiB. It has the methods of the other
+    decoders.
 
-    may_end: whether the file may end here. A legacy frame does not say where it ends: it ends with the file, or where
-    another frame begins.
+    `may_end` says whether the file may end here. A legacy frame does not say where it ends: it ends with the file, or
+    where another frame begins.
     """
 
     def __init__(self) -> None:
@@ -138,18 +148,18 @@ class LegacyLz4:
 
     @property
     def _is_whole(self) -> bool:
-        """Whether the next block is there."""
+        """Whether all bytes of the next block have arrived."""
         if len(self._stored) < _LENGTH:
             return False
         return self._size > _MOST_LEGACY or len(self._stored) >= _LENGTH + self._size
 
     @property
     def _size(self) -> int:
-        """The bytes of the next block, as it is compressed."""
+        """The size of the next block in compressed bytes."""
         return int.from_bytes(self._stored[:_LENGTH], "little")
 
-    def decompress(self, data: bytes, most: int) -> bytes:
-        """Up to `most` bytes of what these bytes, after those before, hold."""
+    def decompress(self, data: bytes, max_bytes: int) -> bytes:
+        """Return up to `max_bytes` decompressed bytes. data: the next stored bytes, which may be empty."""
         self._stored += data
         if not self._has_begun:
             if len(self._stored) < len(LEGACY_MAGIC):
@@ -158,12 +168,12 @@ class LegacyLz4:
             self._has_begun = True
         if not self._ready and self._is_whole:
             self._next_block()
-        block, self._ready = bytes(self._ready[:most]), self._ready[most:]
+        block, self._ready = bytes(self._ready[:max_bytes]), self._ready[max_bytes:]
         return block
 
     def _next_block(self) -> None:
         size = self._size
-        if size > _MOST_LEGACY:  # the magic number of another frame
+        if size > _MOST_LEGACY:  # this is the magic number of another frame
             self.eof, self.unused_data = True, bytes(self._stored)
             return
         block = self._stored[_LENGTH : _LENGTH + size]

@@ -1,5 +1,5 @@
-"""Files that are read front to back: compressed ones, members of zip archives, and those of servers without ranges.
-What comes next is decompressed by a thread while what came before is parsed.
+"""Reads files that are read front to back: compressed files, members of zip archives, and files of servers that send no
+ranges. A thread decompresses the next bytes while the previous ones are parsed.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from itertools import chain, repeat
 from typing import Any, BinaryIO, cast
 
 from ...errors import InputChanged, InputUnavailable, SourceError
-from ..compression import HEAD_BYTES, compression_of
-from ..format import InputFile, Member
+from ..rows.compression import HEAD_BYTES, compression_of
+from ..rows.format import InputFile, Member
 from .ahead import InThread
 from .decompress import PIECE_BYTES, content_of, why
 from .frames import NotSupported
@@ -25,16 +25,16 @@ from .frames import NotSupported
 ZIP_SUFFIX = ".zip"
 ZIP_MAGIC = b"PK\x03\x04"
 DAMAGE = (zipfile.BadZipFile, zlib.error, EOFError)
-"""What `zipfile` raises where a member cannot be read."""
+"""The errors that `zipfile` raises if a member cannot be read."""
 
-_METHODS = {zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED}  # of others `zipfile` bounds no memory
+_METHODS = {zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED}  # with other methods, `zipfile` does not limit its memory
 _ENCRYPTED = 0x1
-_MOST_BYTES = 64 << 20  # of the list of members, which `zipfile` reads at once
+_MOST_BYTES = 64 << 20  # the limit for the list of members, which `zipfile` reads in one go
 _HEADER = struct.Struct("<4s22xHH")
 
 
 def list_members(raw: io.RawIOBase) -> list[Member]:
-    """The files in an archive, in its order. Raises OSError where it cannot be read."""
+    """Return the files in an archive, in its order. Raises OSError if it cannot be read."""
     try:
         with zipfile.ZipFile(cast(BinaryIO, _Bounded(raw))) as archive:
             return [_member(about) for about in archive.infolist() if not about.is_dir()]
@@ -48,20 +48,21 @@ def _member(about: zipfile.ZipInfo) -> Member:
 
 
 def member_path(name: str) -> str:
-    """The path in an archive: ./a.csv and /a.csv, as some programs write them, are a.csv."""
+    """Return a path in an archive in its plain form: ./a.csv and /a.csv, as some programs write them, become a.csv."""
     return "/".join(part for part in name.split("/") if part not in ("", "."))
 
 
 def is_hidden(member: Member) -> bool:
-    """Whether it, or a folder that it is in, has the name of what is skipped in folders, such as __MACOSX."""
+    """Whether a member, or a folder that it is in, has a name that is skipped in folders, such as __MACOSX."""
     return any(part.startswith((".", "_")) and part != ".." for part in member.name.split("/"))
 
 
 def open_member(stream: BinaryIO, member: Member) -> BinaryIO:
-    """The content of a member of the archive in `stream`, decompressed as it is read, and compared with its checksum.
+    """Open a member of the archive in `stream`. Its content is decompressed as it is read, and compared with its
+    checksum.
 
-    It is found by its place, since an archive may have very many members, and a list of them takes long to read. Raises
-    OSError, on opening, and what is in `DAMAGE`, on reading.
+    The member is found by its offset, because an archive may have very many members, and reading their list takes long.
+    Raises OSError on opening, and the errors in `DAMAGE` on reading.
     """
     stream.seek(member.offset)
     header = stream.read(_HEADER.size)
@@ -86,7 +87,7 @@ def _problem(about: zipfile.ZipInfo) -> str:
 
 
 class _Bounded(io.BufferedReader):
-    """An archive of which no more is read at once than a list of members may take."""
+    """An archive that reads no more in one go than the limit for a list of members."""
 
     def read(self, size: Any = -1) -> bytes:
         if size is not None and size > _MOST_BYTES:
@@ -100,11 +101,20 @@ _BUFFER_BYTES = 256 << 10
 
 
 class FrontToBack:
-    """The content of a file, decompressed by a thread ahead of its reader, at most some blocks. The first block is read
-    without a thread, so a small file costs none.
+    """The content of a file. A thread decompresses it ahead of the reader, by at most two blocks. The first block is
+    read without a thread, so a small file needs none.
 
     Every byte before the position at which the file is cut off or damaged is returned before the error is raised.
-    open_planned: opens the file. peek: as of `open_at`.
+
+    Parameters
+    ----------
+    file : InputFile
+        The file.
+    open_planned : callable
+        Opens the file as it is stored.
+    peek : bool
+        See `open_at`.
+
     """
 
     def __init__(self, file: InputFile, open_planned: Callable[[], io.RawIOBase], peek: bool) -> None:
@@ -115,7 +125,7 @@ class FrontToBack:
             head = cast(io.BufferedReader, self._stored).peek(HEAD_BYTES)
         except InputChanged:
             raise
-        except (OSError, SourceError, *DAMAGE):  # who reads it gets this again, after the bytes before
+        except (OSError, SourceError, *DAMAGE):  # the reader gets this error again, after the bytes before it
             head, self._stored = b"", self._open()
         self._compression = compression_of(head, file.compression)
         self._given = 0
@@ -126,7 +136,7 @@ class FrontToBack:
         self._pieces = self._every_byte() if peek else self._read_ahead()
 
     def read(self, size: int) -> bytes:
-        """Up to `size` bytes; none at the end. Raises SourceError where it cannot be read on."""
+        """Return up to `size` bytes, or none at the end. Raises SourceError if the rest cannot be read."""
         if not self._ready:
             if self._failure is None:
                 try:
@@ -141,8 +151,8 @@ class FrontToBack:
 
     @property
     def stored(self) -> int:
-        """How many bytes have been read of the file as it is stored; 0 where that is no longer known."""
-        with suppress(ValueError):  # the thread that reads ahead closes it at its end
+        """How many bytes of the stored file have been read; 0 if that is no longer known."""
+        with suppress(ValueError):  # the thread that reads ahead closes the file at its end
             return self._stored.tell()
         return 0
 
@@ -159,7 +169,7 @@ class FrontToBack:
         self.close()
 
     def _open(self) -> BinaryIO:
-        """The bytes of the file, or of the member of an archive, as they are stored."""
+        """Open the stored bytes of the file, or of the member of an archive."""
         raw = cast(BinaryIO, io.BufferedReader(self._open_planned(), _BUFFER_BYTES))
         try:
             return open_member(raw, self._file.member) if self._file.member else raw
@@ -178,8 +188,8 @@ class FrontToBack:
         return failure
 
     def _every_byte(self) -> Iterator[bytes]:
-        """The content in pieces. A read that fails drops what it has decompressed: then the file is read again from its
-        beginning, and byte by byte from where that read began.
+        """Yield the content in pieces. A read that fails loses what it has decompressed. Then the file is read again
+        from its beginning, and from where that read began byte by byte.
         """
         count = 0
         try:
@@ -212,7 +222,9 @@ class FrontToBack:
 
 
 def _blocks(pieces: Iterator[bytes]) -> Iterator[list[bytes]]:
-    """The pieces of whole blocks, and those before the end or an error, which is raised after them."""
+    """Yield the pieces of one block after another. Before the end or an error come the pieces of the last block, which
+    may be short.
+    """
     block: list[bytes] = []
     room = _BLOCK_BYTES
     try:

@@ -1,8 +1,8 @@
-"""Input files as streams of bytes: decompressed, from regular files only, and each still the file that was planned.
+"""Opens input files as streams of bytes: decompressed, from regular files only, and compared with the plan.
 
-Every format opens its files here, so none can read from a file that was replaced while the job ran. A file is not
-mapped into memory: a process that reads beyond the end of a mapped file, because it was cut off, is killed. Once all
-chunks are done, each file is compared again with the one that was listed.
+Every format opens its files here, so none can read from a file that was replaced while the job ran. Files are not
+mapped into memory: if a mapped file is cut off, a process that reads beyond its end is killed. Once all chunks are
+done, each file is compared again with the file that was listed.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from ...errors import InputChanged, InputUnavailable, SourceError, UsageError, c
 from ...processes.threads import available_cores, threads
 from ...storage.buckets import State, is_bucket, objects_below, split_bucket
 from ...storage.names import is_url, without_secrets
-from ..compression import UTF8, Transcoded
-from ..format import InputFile
+from ..rows.compression import UTF8, Transcoded
+from ..rows.format import InputFile
 from .front_to_back import FrontToBack
 from .remote import RemoteFile, open_remote, state_now
 
@@ -44,8 +44,8 @@ _SKIPPED_AT_ONCE = 4 << 20
 
 @dataclass(frozen=True)
 class Held(InputFile):
-    """A file whose content is in memory already: as it is stored, or decoded: decompressed, and as UTF-8 where its
-    format is one of text.
+    """A file whose content is already in memory, either as it is stored or decoded. Decoded content is decompressed,
+    and is UTF-8 if the format is one of text.
     """
 
     content: bytes = field(kw_only=True, compare=False, repr=False)
@@ -53,7 +53,7 @@ class Held(InputFile):
 
 
 class LocalFile(io.FileIO):
-    """A regular file. Raises OSError for anything else, without waiting for the other end of a FIFO."""
+    """A regular file. Raises OSError for anything else, and does not wait for the other end of a FIFO."""
 
     ranges = True
 
@@ -71,27 +71,28 @@ def open_location(
     endpoint: str | None = None,
     stop: int | None = None,
 ) -> LocalFile | RemoteFile:
-    """Open a path or URL, whatever it holds. Raises OSError.
+    """Open a path or URL, whatever its content is. Raises OSError.
 
     Parameters
     ----------
     location : str
         The path or URL.
     ranges, expected, endpoint, stop
-        Of a URL: as of `open_remote`.
+        For a URL: see `open_remote`.
 
     """
     return open_remote(location, ranges, expected, endpoint, stop) if is_url(location) else LocalFile(location)
 
 
 def open_at(file: InputFile, start: int = 0, stop: int | None = None, peek: bool = False) -> BinaryIO:
-    """Open a file at byte `start`, decompressed, as UTF-8 where its format is one of text.
+    """Open a file at byte `start`, decompressed, and as UTF-8 if its format is one of text.
 
-    stop: the byte up to which it will be read, if not to its end, so that no more is requested of a server. peek: only
-    its first bytes will be read, so that none are decompressed ahead, nor by other cores.
+    stop: the byte up to which the stream will be read, if not to its end, so that no more is requested from a server.
+    peek: whether only the first bytes will be read, so that no thread decompresses ahead.
 
-    Raises SourceError where it cannot be opened; and InputChanged, then and on every read, where it is gone, or its
-    size or modification time is not that of the plan. InputUnavailable is for what `--resume` may be able to read.
+    Raises SourceError if the file cannot be opened. Raises InputChanged, on opening and on every read, if the file is
+    gone, or its size or modification time is not that of the plan. Raises InputUnavailable if a later `--resume` may be
+    able to read the file.
     """
     if isinstance(file, Held) and file.is_decoded:
         content = io.BytesIO(file.content)
@@ -110,24 +111,25 @@ def open_at(file: InputFile, start: int = 0, stop: int | None = None, peek: bool
 
 
 def open_stored(file: InputFile) -> BinaryIO:
-    """Open a file at its beginning, as it is stored. Raises as `open_at` does."""
+    """Open a file at its beginning, as it is stored. Raises the errors of `open_at`."""
     return cast(BinaryIO, io.BufferedReader(_opened(file)))
 
 
 def expect(stream: BinaryIO, ranges: Iterable[tuple[int, int]]) -> None:
-    """Say which bytes of an open file will be read next, so that a server is asked for them side by side."""
+    """Say which bytes of an open file will be read next, so that they are requested from a server in parallel."""
     planned = getattr(stream, "raw", None)
     if isinstance(planned, _Planned) and isinstance(planned.raw, RemoteFile):
         planned.raw.expect(ranges)
 
 
 def reason(error: OSError) -> str:
-    """The message of an error without the path, which the caller names."""
+    """Return the message of an error without the path, which the caller names."""
     return without_secrets(cause(error))
 
 
 def _open_regular(path: str, flags: int) -> int:
-    refuse_irregular(os.stat(path).st_mode)  # before it is opened, which moves the tape of some devices
+    # Checked before it is opened, because opening moves the tape of some devices.
+    refuse_irregular(os.stat(path).st_mode)
     descriptor = os.open(path, flags | os.O_NONBLOCK)
     try:
         refuse_irregular(os.fstat(descriptor).st_mode)
@@ -138,13 +140,15 @@ def _open_regular(path: str, flags: int) -> int:
 
 
 def refuse_irregular(mode: int) -> None:
-    """Raise OSError for what is not a regular file, by its mode."""
+    """Raise OSError if this mode is not that of a regular file."""
     if not stat.S_ISREG(mode):
         raise OSError(errno.EINVAL, f"it is {_KINDS.get(stat.S_IFMT(mode), 'something else')}, not a regular file")
 
 
 def _failed(file: InputFile, error: OSError) -> SourceError | InputUnavailable:
-    """The same error, naming the file. What has been tried in vain for minutes may be gone when the job is resumed."""
+    """Return an error that names the file. If requests have failed for minutes, the server may answer again when the
+    job is resumed.
+    """
     message = f"{file.path}: {reason(error)}"
     if error.errno == errno.ETIMEDOUT:
         return InputUnavailable(f"{message}. What is committed stays: continue with --resume")
@@ -167,11 +171,11 @@ def _compare(file: InputFile, now: State) -> None:
 
 
 def _moment(modified: str) -> str:
-    """A time in ns as people write it; anything else as it is."""
+    """Return a time in ns in the form that people write; return anything else unchanged."""
     try:
         seconds, rest = divmod(int(modified), 10**9)
         return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%d %H:%M:%S}.{rest:09d} UTC"
-    except (OverflowError, ValueError, OSError):  # a file system may give any time
+    except (OverflowError, ValueError, OSError):  # a file system may report any number as a time
         return modified
 
 
@@ -182,7 +186,9 @@ def _opened(file: InputFile, stop: int | None = None) -> io.RawIOBase:
 
 
 class _Planned(io.RawIOBase):
-    """The bytes of a file as it was planned: compared on opening, and after each read, before its bytes are used."""
+    """The bytes of a planned file. Its state is compared with the plan on opening, and after each read before the bytes
+    are used.
+    """
 
     def __init__(self, file: InputFile, stop: int | None = None) -> None:
         self._file = file
@@ -227,20 +233,23 @@ class _Planned(io.RawIOBase):
 
 
 _AT_ONCE = 32
-"""Requests for what a file is now: each takes time rather than work on a remote file system."""
+"""How many requests for the state of remote files are under way at a time. Such a request takes time
+rather than work.
+"""
 
 _SOME = 64
-"""Local files that one call looks up: fewer than `_MANY`."""
+"""How many local files one call looks up; fewer than `_MANY`."""
 
 _MANY, _LOOKED_AT = 100, 100
-"""So many files in a folder of a bucket are looked up in its listing, a thousand in a request; among so many objects
-for each, so that there are never many more requests than files.
+"""If at least `_MANY` files are in one folder of a bucket, they are looked up in its listing, which returns a thousand
+objects per request. The listing stops after `_LOOKED_AT` objects per file, so there are never many more requests than
+files.
 """
 
 
 def changed_files(files: Iterable[InputFile]) -> dict[str, str]:
-    """The locations of files that have changed since they were listed, each with the reason."""
-    once = list({file.location: file for file in files}.values())  # an archive once for all its members
+    """Return the locations of the files that have changed since they were listed, each with the reason."""
+    once = list({file.location: file for file in files}.values())  # an archive is looked up once for all its members
     remote = any(is_url(file.location) for file in once)
     groups = _by_folder(once) if remote else (once[at : at + _SOME] for at in range(0, len(once), _SOME))
     with threads(_AT_ONCE if remote else available_cores()) as pool:
@@ -248,7 +257,7 @@ def changed_files(files: Iterable[InputFile]) -> dict[str, str]:
 
 
 def _by_folder(files: Sequence[InputFile]) -> Iterator[list[InputFile]]:
-    """Files that are many in a folder of a bucket together, each other one alone."""
+    """Yield groups of files: those of a folder of a bucket together if they are many, and every other file alone."""
     folders = defaultdict[str, list[InputFile]](list)
     for file in files:
         folders[file.location.rpartition("/")[0]].append(file)
@@ -260,7 +269,9 @@ def _by_folder(files: Sequence[InputFile]) -> Iterator[list[InputFile]]:
 
 
 def _changed(files: Sequence[InputFile]) -> list[tuple[str, str]]:
-    """Those that are no longer as they were planned. Raises InputUnavailable where that cannot be found out now."""
+    """Return the files that are no longer as they were planned. Raises InputUnavailable if that cannot be found out
+    now.
+    """
     changed = []
     for file in files if len(files) < _MANY else _unlike_listed(files):
         place = file.location
@@ -276,7 +287,7 @@ def _changed(files: Sequence[InputFile]) -> list[tuple[str, str]]:
 
 
 def _unlike_listed(files: Sequence[InputFile]) -> list[InputFile]:
-    """Those of the files in a folder of a bucket that its listing does not show as they were."""
+    """Return those files of a bucket's folder that its listing does not show as they were planned."""
     keys = [split_bucket(file.location) for file in files]
     wanted = {key: State(file.size, file.modified) for file, (_, key) in zip(files, keys, strict=True)}
     (bucket, one), endpoint = keys[0], files[0].endpoint
@@ -289,7 +300,7 @@ def _unlike_listed(files: Sequence[InputFile]) -> list[InputFile]:
 
 
 def read_answers(path: str | os.PathLike[str]) -> bytes:
-    """All of a file of answers. Raises UsageError where it cannot be read."""
+    """Return the content of a file of answers. Raises UsageError if it cannot be read."""
     try:
         with LocalFile(os.fspath(path)) as file:
             return file.readall()
@@ -298,5 +309,5 @@ def read_answers(path: str | os.PathLike[str]) -> bytes:
 
 
 def digest_of(path: str | os.PathLike[str]) -> str:
-    """The SHA-256 of a file of answers. Raises as `read_answers`."""
+    """Return the SHA-256 of a file of answers. Raises the errors of `read_answers`."""
     return hashlib.sha256(read_answers(path)).hexdigest()

@@ -1,9 +1,9 @@
-"""A remote file as a stream of bytes, which requests what will be read next while the rest is in use.
+"""Reads a remote file as a stream of bytes, and requests the bytes that come next while the others are in use.
 
-One request at a time would wait for the way to the server and back before each, and get the rate of one connection; so
-several are under way, of a few MiB each. A reader that jumps about gets what it asks for, and little more.
+With one request at a time, each would wait for the round trip to the server, and get the speed of one connection. So
+several requests are under way, of a few MiB each. A reader that jumps gets what it asks for, and little more.
 
-Objects in buckets, files of the web, and what fsspec has drivers for are read so.
+Objects in buckets, files on web servers, and files for which fsspec has a driver are read in this way.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from ...storage.names import is_web, without_secrets
 from ...storage.requests import PATIENCE
 
 _STAMPS = ("ETag", "etag", "mtime", "LastModified", "last_modified", "Last-Modified", "updated", "created")
-"""What file systems call the time at which a file was modified, or a tag that changes with its content."""
+"""The names that file systems give to the time of the last change, or to a tag that changes with the content."""
 
 
 class DriverFile(Origin):
     """A file at an fsspec URL. Raises OSError, whatever the driver raises."""
 
-    at_once = 1  # drivers read ahead
+    at_once = 1  # drivers read ahead themselves
 
     def __init__(self, url: str) -> None:
         with os_errors():
@@ -61,13 +61,14 @@ class DriverFile(Origin):
 
     def close(self) -> None:
         self._closed = True
-        if self._lock.acquire(blocking=False):  # else its reader, for which one would wait, closes it
+        # Otherwise the thread that reads the stream closes it, and nobody waits for that.
+        if self._lock.acquire(blocking=False):
             self._stream.close()
             self._lock.release()
 
 
 def driver(url: str) -> tuple[AbstractFileSystem, str]:
-    """The file system of a URL, and the path on it. Raises OSError where its driver is not installed."""
+    """Return the file system of a URL and the path on it. Raises OSError if its driver is not installed."""
     try:
         fs, path = fsspec.core.url_to_fs(url)
     except ImportError as error:
@@ -77,7 +78,7 @@ def driver(url: str) -> tuple[AbstractFileSystem, str]:
 
 
 def state_by_driver(url: str) -> State:
-    """Of a file as it is now. Raises OSError."""
+    """Return the state of a file as it is now. Raises OSError."""
     with os_errors():
         fs, path = driver(url)
         fs.invalidate_cache(path)
@@ -85,7 +86,7 @@ def state_by_driver(url: str) -> State:
 
 
 def listed_state(info: dict[str, Any]) -> State:
-    """The state of a file, by what a driver reports of it. Raises OSError for what is no file."""
+    """Return the state of a file from what a driver reports about it. Raises OSError if it is not a file."""
     if info.get("type", "file") != "file":
         raise OSError(errno.EINVAL, f"it is of the type {info['type']!r}, not a regular file")
     size = None if info.get("size") is None else int(info["size"])
@@ -93,13 +94,15 @@ def listed_state(info: dict[str, Any]) -> State:
 
 
 def _stamp(value: Any) -> str:
-    """A time as text. Some drivers give it as a number when they list a folder, and as a date for one file."""
+    """Return a time as text. Some drivers give it as a number when they list a folder, and as a date for
+    a single file.
+    """
     return str(value.timestamp()) if isinstance(value, datetime) else str(value)
 
 
 @contextmanager
 def os_errors() -> Iterator[None]:
-    """Drivers raise anything."""
+    """Turn the errors of drivers, which may be of any type, into OSError."""
     try:
         yield
     except OSError as error:
@@ -109,7 +112,7 @@ def os_errors() -> Iterator[None]:
 
 
 def why(error: BaseException) -> str:
-    """What the error of a driver says, without the address, which the caller names."""
+    """Return the message of a driver's error, without the address, which the caller names."""
     if isinstance(error, FileNotFoundError):
         return why(error.__cause__) if error.__cause__ else "no such file"
     if status := getattr(error, "status", None):
@@ -118,31 +121,31 @@ def why(error: BaseException) -> str:
 
 
 REQUESTS = 32
-"""Requests of a process that are under way at a time."""
+"""How many requests of a process are under way at a time."""
 
 _BLOCK = 4 << 20  # bytes of a request
-_FIRST = 256 << 10  # of the first one after a jump, which may be one of many jumps
-_GAP = 512 << 10  # bytes that are rather read than jumped over
+_FIRST = 256 << 10  # bytes of the first request after a jump, because more jumps may follow
+_GAP = 512 << 10  # a gap of up to this many bytes is read rather than skipped
 _MOST_AHEAD = 192 << 20  # bytes that a process holds or has requested ahead, for all its files together
 
 
 class RemoteFile(io.RawIOBase):
-    """The bytes of an origin. Raises OSError, whatever its server does.
+    """The bytes of an origin. Raises OSError, whatever error the server causes.
 
-    stop: the byte up to which it will be read, in order, where that is known. The file may end before it.
+    stop: the byte up to which the file will be read in order, if that is known. The file may end before it.
     """
 
     def __init__(self, origin: Origin, stop: int | None = None) -> None:
         self.ranges = origin.ranges
         self._origin = origin
-        self._stop = stop if stop is None else min(stop, self._size)  # a server sends no byte beyond the end
-        self._at = self._end = 0  # where it is read, and up to where blocks were requested
-        self._steps = 0  # blocks in order, since the last jump
+        self._stop = stop if stop is None else min(stop, self._size)  # the file may end before the stop
+        self._at = self._end = 0  # the position of the reader, and the byte up to which blocks were requested
+        self._steps = 0  # how many blocks were requested in order since the last jump
         self._blocks: deque[_Block] = deque()
         self._expected: deque[tuple[int, int]] = deque()
 
     def state(self) -> State:
-        """As its server last reported it."""
+        """Return the state that the server last reported."""
         return self._origin.state
 
     def readable(self) -> bool:
@@ -161,7 +164,9 @@ class RemoteFile(io.RawIOBase):
         return self._at
 
     def expect(self, ranges: Iterable[tuple[int, int]]) -> None:
-        """Request these ranges of bytes, side by side, instead of what follows: they are read next."""
+        """Request these ranges of bytes in parallel, because they are read next, in place of what
+        follows the position.
+        """
         self._drop()
         self._expected = deque(_requests(ranges))
 
@@ -188,7 +193,7 @@ class RemoteFile(io.RawIOBase):
         return self._origin.state.size or 0
 
     def _block(self, wanted: int) -> _Block:
-        """The block that holds the next byte; those after it are requested too."""
+        """Return the block that holds the next byte, and request the blocks after it."""
         while self._blocks and not self._blocks[0].start <= self._at < self._blocks[0].stop:
             self._blocks.popleft().drop()
         while self._expected and not self._blocks and not self._expected[0][0] <= self._at < self._expected[0][1]:
@@ -214,15 +219,16 @@ class RemoteFile(io.RawIOBase):
         self._end = bounds[1]
 
     def _following(self, wanted: int) -> tuple[int, int]:
-        """The next bytes to request. In order, a request is larger than the one before, up to some MiB."""
+        """Return the bounds of the next bytes to request. Requests in order grow, up to some MiB."""
         if self._expected:
             return self._expected[0]
-        most = self._stop if self._stop is not None and self._end < self._stop else self._size
-        if self._stop is not None and self._end >= self._stop:  # a little of what another worker reads
-            return self._end, min(self._end + max(_FIRST, wanted), most)
+        last_byte = self._stop if self._stop is not None and self._end < self._stop else self._size
+        # Beyond the stop, only the end of the last record is read.
+        if self._stop is not None and self._end >= self._stop:
+            return self._end, min(self._end + max(_FIRST, wanted), last_byte)
         in_order = self._stop is not None or self._end == 0 or self._size <= _BLOCK
         size = _BLOCK if in_order else min(max(_FIRST << self._steps, wanted), _BLOCK)
-        return self._end, min(self._end + size, most)
+        return self._end, min(self._end + size, last_byte)
 
     @property
     def _at_once(self) -> int:
@@ -238,7 +244,7 @@ class RemoteFile(io.RawIOBase):
 
 
 def _requests(ranges: Iterable[tuple[int, int]]) -> Iterator[tuple[int, int]]:
-    """Ranges in order, those that lie close together as one, and large ones in pieces."""
+    """Yield ranges in order. Those that lie close together are joined, and large ones are cut."""
     joined: list[tuple[int, int]] = []
     for start, stop in sorted(ranges):
         if joined and start <= joined[-1][1] + _GAP:
@@ -251,10 +257,10 @@ def _requests(ranges: Iterable[tuple[int, int]]) -> Iterator[tuple[int, int]]:
 
 
 class _Block:
-    """Bytes of a file that have been requested."""
+    """A range of bytes of a file that has been requested."""
 
     held = 0
-    """Of all files, the bytes that this process holds or has requested."""
+    """How many bytes this process holds or has requested, for all its files together."""
 
     _lock = Lock()
 
@@ -266,7 +272,7 @@ class _Block:
         self._future: Future[memoryview] = _threads().submit(origin.get, start, stop)
 
     def data(self) -> memoryview:
-        if self._read is None:  # where no thread was free for it until now, it is requested here
+        if self._read is None:  # if no thread has been free for the request, it is made here
             here = self._future.cancel()
             self._read = self._origin.get(self.start, self.stop) if here else self._future.result()
         return self._read
@@ -297,15 +303,15 @@ def open_remote(
     Parameters
     ----------
     url : str
-        Of an object in a bucket, of the web, or of a driver of fsspec.
+        The URL of an object in a bucket, of a file on a web server, or of a file for which fsspec has a driver.
     ranges : bool, optional
-        Whether its server sends ranges; by default it is asked.
+        Whether its server sends ranges. By default the server is asked.
     expected : State, optional
-        What is known of it; by default its server is asked.
+        The state that is already known. By default the server is asked.
     endpoint : str, optional
-        As of `bucket_client`.
+        See `bucket_client`.
     stop : int, optional
-        As of `RemoteFile`.
+        See `RemoteFile`.
 
     """
     origin: Origin
@@ -324,7 +330,7 @@ def open_remote(
 
 
 def state_now(url: str, endpoint: str | None = None) -> State:
-    """The state of a remote file. Raises OSError."""
+    """Return the state of a remote file as it is now. Raises OSError."""
     if is_bucket(url):
         return state_of_object(url, endpoint, PATIENCE)
     if is_web(url):

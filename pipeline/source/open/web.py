@@ -1,8 +1,8 @@
-"""Files on servers of the web, of which some send a file from any byte on, and some do not even report its size.
+"""Reads files on web servers. Some servers send a file from any byte on, and some do not even report its size.
 
-Of the seven kinds of servers in tests/source/test_remote_input.py, obstore's HTTPStore reads three (with ranges, by a
-redirection, and without HEAD where the size is known). It opens no file whose address has a query, such as a signature,
-and none of a server that sends no ranges or does not report the length. fsspec's driver needs aiohttp.
+Of the seven kinds of servers in tests/source/test_remote_input.py, obstore's HTTPStore reads three: those that send
+ranges, redirect, or have no HEAD but report the size. It opens no file whose address has a query, such as a signature,
+and none if the server sends no ranges or does not report the length. fsspec's driver needs aiohttp.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ _Result = TypeVar("_Result")
 
 
 class WebFile(Origin):
-    """A file by its address. ranges, expected: as they were found before, which spares a request; None to ask for them.
+    """A file on a web server. Raises OSError.
 
-    Raises OSError.
+    ranges, expected: what was found out before, which saves a request; None to ask the server.
     """
 
     at_once = 4
@@ -93,17 +93,21 @@ class WebFile(Origin):
 
     def close(self) -> None:
         self._closed = True
-        if not self._is_read:  # else its reader, for which one would wait, ends it
+        if not self._is_read:  # otherwise the thread that reads the body ends it, and nobody waits for that
             self._end()
 
     def _ask(self) -> tuple[bool, State]:
-        """Whether it has ranges, and its state. Ranges of a file of unknown size are of no use: where does it end?"""
+        """Return whether the server sends ranges, and the file's state. Without its size, ranges are of no use, because
+        nobody knows where the file ends.
+        """
         with self._open({"Range": "bytes=0-0"}) as response:
             state = _state_in(response)
             return response.status in (206, 416) and state.size is not None, state
 
     def _begin(self) -> None:
-        """Open it at the byte that comes next, which its server sends after all those before."""
+        """Open the file at the byte that comes next. The server sends all bytes before it too, and these
+        are skipped.
+        """
         self._body = self._open({})
         now = _state_in(self._body)
         if not self._given:
@@ -131,11 +135,12 @@ class WebFile(Origin):
             raise OSError(errno.ESTALE, "it has changed while it was read")
 
     def _open(self, headers: Mapping[str, str]) -> BaseHTTPResponse:
-        """The answer to a request, of which the body is still to be read."""
+        """Return the response to a request. Its body is still to be read."""
         if self._closed:
             raise OSError(errno.EBADF, "it is closed")
         address = parse_url(self._url)
-        headers = {**headers, "Accept-Encoding": "identity"}  # else it might be compressed, with a length of its own
+        # Otherwise the body might be compressed and have another length.
+        headers = {**headers, "Accept-Encoding": "identity"}
         if address.auth:
             headers |= make_headers(basic_auth=address.auth)
         response = _connections(address.scheme or "", address.host or "").request(
@@ -147,7 +152,7 @@ class WebFile(Origin):
         return response
 
     def _patiently(self, call: Callable[[], _Result], seconds: float) -> _Result:
-        """The result of a call, which is repeated, with growing pauses, while its error may pass."""
+        """Return the result of a call. The call is repeated, with growing pauses, while its error may pass."""
 
         def judge(error: Exception) -> Fault:
             if isinstance(error, _Refused):
@@ -165,7 +170,7 @@ class WebFile(Origin):
 
 
 class _Refused(OSError):
-    """An answer that is not the file."""
+    """Raised if a server answers a request with something other than the file."""
 
     def __init__(self, status: int, after: str) -> None:
         said = responses.get(status, "")
@@ -175,7 +180,7 @@ class _Refused(OSError):
 
 
 def _said(error: BaseException) -> str:
-    """The last part of what an error says: those before it name connections as Python objects."""
+    """Return the last part of an error's message. The parts before it name connections as Python objects."""
     return without_secrets(str(error).rpartition(": ")[2] or type(error).__name__)
 
 
@@ -190,7 +195,7 @@ def _state_in(response: BaseHTTPResponse) -> State:
 
 @cache
 def _connections(scheme: str, host: str) -> PoolManager:
-    """Connections that are kept for requests to come, through a proxy where the environment says so."""
+    """Return a pool of connections that are kept for later requests, through a proxy if the environment names one."""
     proxy = getproxies().get(scheme)
     if proxy and not proxy_bypass(host):
         return ProxyManager(proxy, maxsize=32)

@@ -1,4 +1,4 @@
-"""The format of a file whose name does not tell it, by its first bytes."""
+"""Finds the format of a file by its first bytes, if its name does not tell it."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from collections.abc import Iterable
 from enum import Enum, auto
 from typing import NamedTuple
 
-from ..compression import HEAD_BYTES, compression_of, looks_like
-from ..format import Format
 from ..formats.jsonl import Jsonl
 from ..formats.record_format import FEW_BYTES
 from ..formats.records import BOM
 from ..open.containers import container_of
 from ..open.decompress import beginning, why
 from ..open.frames import NotSupported
+from ..rows.compression import HEAD_BYTES, compression_of, looks_like
+from ..rows.format import Format
 
 _JSON_LINE = re.compile(rb'\s*\{[ \t]*"')
 _EMPTY_OBJECT_LINE = re.compile(rb"\s*\{[ \t]*\}[ \t]*\r?\n\s*\S")
 HEADS = (FEW_BYTES, 16 << 20)
-"""How many first bytes are looked at: the second number is for files that are compressed in larger blocks."""
+"""How many first bytes are read. The second number is for files that are compressed in larger blocks."""
 _SHOWN = 40
-"""Bytes of a first line that a message shows."""
+"""How many bytes of the first line a message shows."""
 
 
 class Kind(Enum):
@@ -39,7 +39,7 @@ class Kind(Enum):
     UNREADABLE
         It cannot be read at all.
     CUT
-        Nothing yet: more bytes are needed to decompress it.
+        More bytes are needed to decompress its beginning.
 
     """
 
@@ -51,16 +51,16 @@ class Kind(Enum):
 
 
 class Told(NamedTuple):
-    """What the first bytes of a file tell.
+    """The result of looking at the first bytes of a file.
 
     Attributes
     ----------
     kind : Kind
-        Whether it can be read.
+        Whether the file can be read.
     suffix : str
-        The suffix of its format, where it can be read.
+        The suffix of its format, if it can be read.
     reason : str
-        Why not, where it cannot.
+        Why it cannot be read, otherwise.
 
     """
 
@@ -70,20 +70,20 @@ class Told(NamedTuple):
 
 
 def told_by(stored: bytes, is_whole: bool, compression: str | None, is_json: bool, formats: Iterable[Format]) -> Told:
-    """What a file is by its first bytes.
+    """Find out what a file is by its first bytes.
 
     Parameters
     ----------
     stored : bytes
         The first bytes, as they are stored.
     is_whole : bool
-        Whether these are all.
+        Whether these are all bytes of the file.
     compression : str or None
-        What its name promises.
+        The compression that the file's name promises.
     is_json : bool
-        Whether it is called .json.
+        Whether the file is called .json.
     formats : iterable of Format
-        All there are.
+        The formats to compare with.
 
     """
     found = compression_of(stored[:HEAD_BYTES], compression)
@@ -99,7 +99,7 @@ def told_by(stored: bytes, is_whole: bool, compression: str | None, is_json: boo
             return Told(Kind.READABLE, form.suffixes[0])
     if other := container_of(head):
         return Told(Kind.UNKNOWN, reason=f"it is a {other} file by its first bytes; unpack it")
-    if encoding := looks_like(head):  # whoever reads it asks for --encoding
+    if encoding := looks_like(head):  # the reader of the file asks for --encoding
         text = head.decode(encoding, "ignore").encode().removeprefix(BOM)
     if not text.strip() or _JSON_LINE.match(text) or _EMPTY_OBJECT_LINE.match(text):
         return Told(Kind.READABLE, Jsonl.suffixes[0])
@@ -117,7 +117,7 @@ def _is_one_object(text: bytes) -> bool:
 
 
 def _why_not_lines(text: bytes, is_json: bool) -> str:
-    """Why a file is not read as JSON Lines, and what helps."""
+    """Return why a file is not read as JSON Lines, and a remedy."""
     begin = text.lstrip()
     line = begin.partition(b"\n")[0]
     what = f"its first line is {line[:_SHOWN].decode('utf-8', 'replace')!a}{'…' if len(line) > _SHOWN else ''}"

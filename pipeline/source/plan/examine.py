@@ -1,5 +1,5 @@
-"""A file as it is opened for the first time: what it is, its columns, that those of the job exist, what it copies of
-them, and how they differ from those of the first file.
+"""Opens a file for the first time: finds its columns, checks that it has those of the job, says which of them it
+copies, and how they differ from the first file's columns.
 """
 
 from __future__ import annotations
@@ -15,24 +15,24 @@ from urllib.parse import unquote
 import pyarrow as pa
 
 from ...errors import SourceError, UsageError, did_you_mean
-from ..chunk import Selection
-from ..columns import is_held_by, type_of_both
-from ..compression import HEAD_BYTES, compression_of
-from ..format import Format, InputFile, Schema
 from ..formats.csv import Csv
 from ..formats.record_format import FEW_BYTES, other_delimiter, separated_by
 from ..formats.records import read_onto
-from ..join import why_not_text
-from ..labels import label_type
-from ..layouts import is_textual
 from ..open.containers import TAR_BYTES, container_of
 from ..open.front_to_back import ZIP_MAGIC, ZIP_SUFFIX
 from ..open.opening import Held, open_at, open_stored
+from ..rows.chunk import Selection
+from ..rows.columns import is_held_by, type_of_both
+from ..rows.compression import HEAD_BYTES, compression_of
+from ..rows.format import Format, InputFile, Schema
+from ..rows.join import why_not_text
+from ..rows.labels import label_type
+from ..rows.layouts import is_textual
 from .files import FORMATS
 
 
 def refuse_twice(path: str, schema: Schema, selection: Selection) -> None:
-    """Raise UsageError where two columns have the same name, which the job uses."""
+    """Raise UsageError if two columns that the job uses have the same name."""
     used = selection.columns if selection.text else ("text", *selection.columns)
     for name, count in Counter(schema.names).items():
         if count > 1 and (selection.keep_all or name in used):
@@ -40,18 +40,20 @@ def refuse_twice(path: str, schema: Schema, selection: Selection) -> None:
 
 
 def resolve(file: InputFile, schema: Schema, selection: Selection) -> Selection:
-    """The selection for a job whose first readable file is this one. Raises UsageError."""
+    """Return the selection for a job whose first readable file is this one. Raises UsageError."""
     path = file.path
     if schema.names is None:
         if selection.kept or selection.keep_all or selection.truth or selection.text:
             raise UsageError(f"{path}: a one-hot file has no columns to name")
         return selection
+    # Refuse options that do not fit the format.
     if selection.answers:
         raise UsageError(f"{path}: an answer file goes with a one-hot file only")
     if selection.header is not None and not file.format.takes_header:
         raise UsageError(f"{path}: its columns have names of their own; --columns is for a CSV or TSV without a header")
     if not selection.text:
         selection = replace(selection, text=("text",))
+    # Check that each column that the job uses exists, in the file or in the names of its folders.
     folders = in_folders(file)
     for name in sorted({*selection.kept} & folders.keys() & {*schema.every}):
         warnings.warn(f"{path}: {name!r} is copied from its column, not from its folder's name", stacklevel=2)
@@ -63,6 +65,7 @@ def resolve(file: InputFile, schema: Schema, selection: Selection) -> Selection:
                 meant = "; if its first line is no header, --columns names them"
             has = f"{_what_it_has(file, schema.every, name, selection)}{meant}"
             raise UsageError(f"{path}: no column {name!r}{remedy}; {has}")
+    # Check that the text columns hold text.
     if strange := _not_text(schema, selection):
         textual = [name for name in schema.every if is_textual(schema.types.get(name, pa.string()))]
         others = f"; columns with strings: {', '.join(textual)}" if textual else ""
@@ -73,7 +76,9 @@ def resolve(file: InputFile, schema: Schema, selection: Selection) -> Selection:
 
 
 def kept_types(schemas: Sequence[Schema], selection: Selection) -> tuple[pa.DataType, ...]:
-    """The types of the columns that are copied, by which they hold those of some files; strings for nulls only."""
+    """Return types of the copied columns that can hold the values of all these files. A column that has only nulls
+    becomes one of strings.
+    """
     types = []
     for name in selection.kept:
         kinds = [_copied_type(s, name, selection) for s in schemas if name in s.every]
@@ -83,18 +88,23 @@ def kept_types(schemas: Sequence[Schema], selection: Selection) -> tuple[pa.Data
 
 
 def _copied_type(schema: Schema, name: str, selection: Selection) -> pa.DataType:
-    """The type of a column of a file as it is copied: of a label column, that of its labels."""
+    """Return the type that a column of a file has when it is copied. For a label column it is the type
+    of its labels.
+    """
     kind = schema.types.get(name, pa.string())
     return label_type(kind) if name in selection.labels else kind
 
 
 def difference(file: InputFile, schema: Schema, first: tuple[str, Schema], selection: Selection) -> str | None:
-    """A message where a file's columns differ from the first file's; SourceError where it thus cannot be read."""
+    """Return a message if a file's columns differ from the first file's. Raises SourceError if the file cannot be read
+    for that reason.
+    """
     path, (other, expected) = file.path, first
     if (schema.names is None) != (expected.names is None):
         raise SourceError(f"{path}: not of the same kind as {other}; classify it in a job of its own")
     if schema.names is None or expected.names is None:
         return None
+    # A text column or a truth column must exist, and hold text.
     known = {*schema.every, *dict(_of_path(file, schema, selection))}
     missing = [name for name in selection.columns if name not in known] if schema.complete else []
     for name in missing:
@@ -103,6 +113,7 @@ def difference(file: InputFile, schema: Schema, first: tuple[str, Schema], selec
             raise SourceError(f"{path}: no column {name!r} as in {other}; {has}. It was not read")
     if strange := _not_text(schema, selection):
         raise SourceError(f"{path}: {strange}, unlike {other}. It was not read")
+    # The values of kept columns must fit the types of the output.
     for name, kind in zip(selection.kept, selection.kept_types, strict=True):
         held = _copied_type(schema, name, selection)
         if name in schema.every and not is_held_by(kind, held):
@@ -110,6 +121,7 @@ def difference(file: InputFile, schema: Schema, first: tuple[str, Schema], selec
                 f"{path}: the column {name!r} holds {held}, which this job cannot copy as {kind}, its type in {other} "
                 "and others: name this file first, or do not keep the column. It was not read"
             )
+    # Describe any other difference.
     more = [name for name in schema.names if name not in expected.names] if selection.keep_all else []
     if not (schema.named and schema.complete) or not (missing or more):
         return None
@@ -122,13 +134,15 @@ def difference(file: InputFile, schema: Schema, first: tuple[str, Schema], selec
 
 
 def in_folders(file: InputFile) -> dict[str, str | None]:
-    """What the folders above a file say of it in Hive's way, as ``code=01001/`` does."""
+    """Return the columns and values in the names of the folders above a file, in Hive's form: ``code=01001/``."""
     pairs = [folder.split("=", 1) for folder in file.location.split("/")[:-1] if "=" in folder]
     return {unquote(name): None if value == _HIVE_NULL else unquote(value) for name, value in pairs}
 
 
 def _of_path(file: InputFile, schema: Schema, selection: Selection) -> tuple[tuple[str, str | None], ...]:
-    """The kept columns that a file lacks and its folders name, if they hold text: with the value of all its rows."""
+    """Return the kept columns of text that a file lacks and its folders name, each with the value that all its rows
+    have.
+    """
     lacks = {*selection.kept} - selection.needed - {*schema.every}
     types = dict(zip(selection.kept, selection.kept_types, strict=False))
     return tuple(
@@ -139,13 +153,15 @@ def _of_path(file: InputFile, schema: Schema, selection: Selection) -> tuple[tup
 
 
 def _not_text(schema: Schema, selection: Selection) -> str | None:
-    """What is wrong with a text column whose values cannot be read as text."""
+    """Return what is wrong with a text column whose values cannot be read as text, or None."""
     reasons = (why_not_text(name, schema.types.get(name, pa.string()), selection.join) for name in selection.text)
     return next(filter(None, reasons), None)
 
 
 def _what_it_has(file: InputFile, names: Sequence[str], missing: str, selection: Selection) -> str:
-    """The columns of a file that lacks one, and what would give it the one that is missing."""
+    """Return a list of the columns of a file that lacks one, and a hint if another delimiter would give it the missing
+    one.
+    """
     guesses = isinstance(file.format, Csv) and not selection.delimiter
     delimiter = other_delimiter(names, missing) if guesses else None
     if delimiter is None or not _is_separated(file, delimiter):
@@ -155,7 +171,7 @@ def _what_it_has(file: InputFile, names: Sequence[str], missing: str, selection:
 
 
 def _is_separated(file: InputFile, delimiter: str) -> bool:
-    """Whether the first records of a CSV have as many fields as its header by this delimiter."""
+    """Whether the first records of a CSV have as many fields as its header if this delimiter separates them."""
     assert isinstance(file.format, Csv)
     form = replace(file.format, delimiter=delimiter)
     try:
@@ -167,7 +183,7 @@ def _is_separated(file: InputFile, delimiter: str) -> bool:
 
 
 class EmptyFile(SourceError):
-    """A file without a byte has no rows, and no columns either: it is like every other."""
+    """Raised for a file without a byte. It has no rows and no columns, so it does not differ from any other."""
 
 
 _FIRST_BYTES = TAR_BYTES
@@ -181,17 +197,17 @@ class Examined(NamedTuple):
     Attributes
     ----------
     file : InputFile
-        The file, bound to its columns.
+        The file, with a format that is bound to its columns.
     schema : Schema
         Its columns.
     remark : str or None
-        How they differ from those of the first file.
+        How its columns differ from those of the first file.
     of_path : tuple of (str, str or None)
-        As of `Selection`.
+        See `Selection`.
     class_names : tuple of (str, tuple of str)
-        As of `Selection`.
+        See `Selection`.
     notes : list of str
-        What else its user should know, though nothing is wrong.
+        What else the user should know, although nothing is wrong.
 
     """
 
@@ -204,10 +220,24 @@ class Examined(NamedTuple):
 
 
 def examine(file: InputFile, selection: Selection, first: tuple[str, Schema] | None) -> Examined:
-    """Open a file and read its columns. first: path and columns of the job's first file; None for that file itself.
+    """Open a file and read its columns.
 
-    Raises SourceError where it cannot be read, or is not like the first file, EmptyFile where it is empty; UsageError
-    where an option does not fit.
+    Parameters
+    ----------
+    file : InputFile
+        The file.
+    selection : Selection
+        The columns that the job uses.
+    first : (str, Schema) or None
+        The path and columns of the job's first file; None if this is the first file.
+
+    Raises
+    ------
+    SourceError
+        If the file cannot be read, or its columns do not fit the first file's. If it is empty, an EmptyFile.
+    UsageError
+        If an option does not fit.
+
     """
     file = identified(file)
     with open_at(file, peek=True) as stream:
@@ -232,7 +262,9 @@ def examine(file: InputFile, selection: Selection, first: tuple[str, Schema] | N
 
 
 def examine_like(file: InputFile, selection: Selection, first: tuple[str, Schema] | None) -> Examined:
-    """The same of a file of a job that is planned. first: None where no file could be read then, so none is read."""
+    """Examine a file of a job that is already planned. first: None if no file could be read when the job was planned;
+    then no file is read now.
+    """
     examined = examine(file, selection, first)
     if first is None:
         raise SourceError(
@@ -243,10 +275,10 @@ def examine_like(file: InputFile, selection: Selection, first: tuple[str, Schema
 
 
 def held(file: InputFile) -> InputFile:
-    """The file with its content in memory, where that is little: so that it is opened once, and decompressed once. Else
-    the file as it is by its first bytes.
+    """Return a small file with its content in memory, so that it is opened and decompressed only once. Return any other
+    file with the compression that its first bytes show.
 
-    Raises SourceError where it cannot be opened.
+    Raises SourceError if it cannot be opened.
     """
     if file.member is None and 0 < file.stored <= _HELD_BYTES:
         with open_stored(file) as stream:
@@ -262,7 +294,7 @@ def held(file: InputFile) -> InputFile:
 
 
 def identified(file: InputFile) -> InputFile:
-    """The file with the compression that it has by its first bytes, if its name has none. Raises SourceError."""
+    """Return the file with the compression that its first bytes show, if its name tells none. Raises SourceError."""
     if file.format.jumps or not file.seekable:
         return file
     with open_stored(file) as stream:
@@ -271,17 +303,17 @@ def identified(file: InputFile) -> InputFile:
 
 
 def _decoded(file: InputFile) -> bytes | None:
-    """The content of a file; None where it is not little, or cannot be read to its end."""
+    """Return the content of a file, or None if it is large or cannot be read to its end."""
     with open_at(file) as stream:
         content, failure = read_onto(b"", stream, _HELD_BYTES + 1)
     if failure is not None and not isinstance(failure, SourceError):
         raise failure
-    # What can be read before a damage is found by who reads it block by block.
+    # The task that reads the file block by block finds what can be read before the damage.
     return content if failure is None and len(content) <= _HELD_BYTES else None
 
 
 def _refuse_other(name: str, head: bytes, expected: Format) -> None:
-    """Raise SourceError for the first bytes of another format, or of an archive that is not read."""
+    """Raise SourceError if the first bytes are those of another format, or of an archive that cannot be read."""
     if archive := container_of(head):
         raise SourceError(f"{name}: it is a {archive} file by its first bytes; unpack it. It was not read")
     others = {form.name: form.suffixes[0] for form in FORMATS.values() if form.magic and head.startswith(form.magic)}

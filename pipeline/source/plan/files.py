@@ -1,5 +1,5 @@
-"""Input files: what each is by its name, and which of the registered formats it has. None is opened, but for archives,
-to list them.
+"""Finds the input files of a job, and the registered format of each by its name. Only archives are opened, to list
+their members, and files whose names do not tell their formats.
 """
 
 from __future__ import annotations
@@ -33,8 +33,6 @@ from ...storage.names import (
     root_of,
     without_secrets,
 )
-from ..compression import SUFFIXES
-from ..format import Format, InputFile, Member
 from ..formats.arrow import Arrow
 from ..formats.csv import Csv, Tsv
 from ..formats.jsonl import Jsonl
@@ -46,6 +44,8 @@ from ..formats.xlsx import Xlsx
 from ..open.front_to_back import DAMAGE, ZIP_SUFFIX, is_hidden, list_members, member_path, open_member
 from ..open.opening import open_at, open_location, reason
 from ..open.remote import REQUESTS
+from ..rows.compression import SUFFIXES
+from ..rows.format import Format, InputFile, Member
 from .content import HEADS, Kind, Told, told_by
 from .search import NO_FORMAT, Listed, Problem, search
 
@@ -54,7 +54,7 @@ FORMATS: dict[str, Format] = {}
 
 
 def register(added: Format) -> None:
-    """Register a format: files with its suffixes are read by it from now on.
+    """Register a format: from now on it reads the files with its suffixes.
 
     Parameters
     ----------
@@ -81,7 +81,7 @@ def register(added: Format) -> None:
 
 
 def unregister(removed: Format) -> None:
-    """Remove a format that was registered."""
+    """Remove a registered format."""
     for suffix in removed.suffixes:
         del FORMATS[suffix]
 
@@ -113,21 +113,21 @@ Identity = list[dict[str, Any]]
 
 @dataclass(frozen=True)
 class Files:
-    """Files as they were listed, called as `names` has it.
+    """The files of a job as they were listed, with the names that the output gives them.
 
     Attributes
     ----------
     found : tuple of InputFile
-        Those that can be read.
+        The files that can be read.
     problems : tuple of (str, str)
-        Of those that cannot be read, and of folders.
+        The files and folders that cannot be read, each with a message.
     left_out : tuple of (str, str)
-        What is skipped since it is no input: files in folders and archives, and folders that a pattern matches; each
-        with the reason.
+        What is skipped because it is no input: files in folders and archives, and folders that a pattern matches. Each
+        has its reason.
     whole : tuple of InputFile
-        All files, where these are a share of them.
+        If `found` is a share of the files, all of the files.
     remarks : tuple of str
-        What the user should know of folders, though nothing is wrong.
+        What the user should know about folders, although nothing is wrong.
 
     """
 
@@ -151,32 +151,36 @@ def find_files(
     endpoint: str | None = None,
     input_format: str | None = None,
 ) -> Files:
-    """The files that `inputs` name. Raises UsageError where one names nothing, or a file of no format.
+    """Return the files that `inputs` name. Raises UsageError if an input names nothing, or a file that has no known
+    format.
 
     Parameters
     ----------
     inputs : sequence of str
         Paths, folders, patterns and URLs.
     symbols, length : int
-        Of the model, for files that are encoded already.
+        The model's number of symbols and length of a text, for files that are already encoded.
     whole_hash : bool
         Hash the content of each file, which reads all of it.
     root : path-like, optional
-        The folder or URL to which names are relative; by default they are absolute.
+        The folder or URL to which names are relative. By default names are absolute.
     endpoint : str, optional
-        Of buckets, as of `bucket_client`.
+        The endpoint of buckets (see `bucket_client`).
     input_format : str, optional
-        The name of the format of all files. By default each has that of its suffix, or of its first bytes where it is
-        called .json, or part-00000 as Spark calls its files.
+        The name of the format of all files. By default the suffix of a file tells its format. The first bytes tell it
+        for a file that is called .json, or part-00000 as Spark calls its files.
 
     """
+    # List the files.
     top = root_of(root)
     listed = search(inputs, bool if input_format else may_be_input, endpoint)
     find = _Find(top, symbols, length, endpoint)
+    # Read the first bytes of files whose names do not tell their formats.
     said = next((form.suffixes[0] for form in FORMATS.values() if form.name == input_format), None)
     unsure = [] if said else [file for file in listed.files if _is_unsure(file.location)]
     with threads(REQUESTS) as pool:
         told = dict(zip((file.location for file in unsure), pool.map(find.told_of, unsure), strict=True))
+    # Sort the files into those to read, problems, and files that are left out.
     named_here = {*inputs, *map(os.path.abspath, inputs)}
     for file in listed.files:
         if file.location not in told:
@@ -187,14 +191,17 @@ def find_files(
             find.add_told(file, told[file.location])
     if find.unknown and not find.found and len(find.unknown) == len(find.problems):
         raise UsageError(find.unknown[0])
+    # Give each file a name of its own, and hash the files if the user asked for it.
     files, problems = _told_apart(find.found), find.problems
     if whole_hash:
         files, unreadable = _hashed(files)
         problems += unreadable
+    # Add folders that cannot be listed, and what was left out.
     unreadable = [(printable(named(path, top)), why) for path, why in listed.unreadable]
     problems += [(name, f"{name}: {why}; nothing in this folder was read") for name, why in unreadable]
     left_out = sorted((printable(named(path, top)), _with_remedy(path, why)) for path, why in listed.left_out)
     left_out += find.left_out
+    # Refuse input without any file to read.
     if not (files or problems):
         if in_archive(inputs[0]) and not in_archive(left_out[0][0]):
             raise UsageError(f"no input at {inputs[0]!r}: the archive has no such file")
@@ -204,7 +211,9 @@ def find_files(
 
 
 def share_of(shard: str) -> tuple[int, int]:
-    """Which share of how many, of "3/64". Raises UsageError."""
+    """Return the number of the share and the number of shares, parsed from a string such as "3/64".
+    Raises UsageError.
+    """
     match = re.fullmatch(r"(\d{1,6})/(\d{1,6})", str(shard))
     number, count = (int(match[1]), int(match[2])) if match else (0, 0)
     if not 1 <= number <= count:
@@ -213,7 +222,7 @@ def share_of(shard: str) -> tuple[int, int]:
 
 
 def refuse_unfit_share(shard: str | None, update: bool, limit: int | None) -> None:
-    """Raise UsageError for what is no share, or does not go with one."""
+    """Raise UsageError for a string that names no share, or for an option that does not go with one."""
     if shard is None:
         return
     share_of(shard)
@@ -223,10 +232,20 @@ def refuse_unfit_share(shard: str | None, update: bool, limit: int | None) -> No
 
 
 def divided(files: Files, shard: str, known: Container[str] | None) -> Files:
-    """A share of the files, which is the same wherever these are listed. known: the files that it had before.
+    """Return a share of the files. The same files give the same share wherever they are listed.
 
-    The largest file first, each goes to the share that has the fewest bytes so far, and of several such to the first.
-    The first share alone reports what could not be listed, and what is skipped.
+    Each file, the largest first, goes to the share that has the fewest bytes so far; of several such shares, to the
+    first. Only the first share reports what could not be listed and what is skipped.
+
+    Parameters
+    ----------
+    files : Files
+        All files.
+    shard : str
+        The share, as in "3/64".
+    known : container of str or None
+        The names of the files that the share had before; None if it is new.
+
     """
     number, count = share_of(shard)
     taken: set[int] = set()
@@ -250,16 +269,16 @@ def find_again(
     endpoint: str | None = None,
     input_format: str | None = None,
 ) -> Files:
-    """The files that had these names in a job. Raises SourceError where one is not there.
+    """Return the files that had these names in a job. Raises SourceError if one of them does not exist.
 
     Parameters
     ----------
     names : sequence of str
         The names.
     root : path-like, optional
-        Of relative names; by default the current folder.
+        The folder to which relative names belong; by default the current one.
     whole_hash, endpoint, input_format
-        As of `find_files`.
+        See `find_files`.
 
     """
     if root is None and not all(is_url(name) or os.path.isabs(name) for name in names):
@@ -278,13 +297,13 @@ def is_known(path: str) -> bool:
 
 
 def may_be_input(path: str) -> bool:
-    """Whether a file that is called so is input, or may be by its content."""
+    """Whether the name of a file says that it is input, or leaves that to its content."""
     return is_known(path) or _is_unsure(path)
 
 
 def _is_unsure(path: str) -> bool:
-    """Whether only the content of a file tells its format: it is called .json, or part-00000 as Spark calls its files,
-    maybe with a suffix that belongs to no format.
+    """Whether only the content of a file tells its format. This is so if it is called .json, or part-00000 as Spark
+    calls its files, even with a suffix that belongs to no format.
     """
     suffix, name = _suffixes(path)[0], (file_part(path) if is_url(path) else path).rpartition("/")[2]
     if suffix == ".json":
@@ -293,7 +312,9 @@ def _is_unsure(path: str) -> bool:
 
 
 def _suffixes(path: str) -> tuple[str, str | None]:
-    """The suffix of a file, and its compression. There may be very many files, of few suffixes."""
+    """Return the suffix of a file and its compression. Cached by suffix, because there may be very many files with few
+    suffixes.
+    """
     name = file_part(path) if is_url(path) else path
     parts = name.rpartition("/")[2].lstrip(".").lower().rsplit(".", 2)
     parts[0] = ""
@@ -309,24 +330,24 @@ def _suffixes_of(end: str) -> tuple[str, str | None]:
 
 
 def takes_encoding(path: str) -> bool:
-    """Whether the file of that name may be in another encoding than UTF-8."""
+    """Whether the file of that name may be in an encoding other than UTF-8."""
     form = FORMATS.get(_suffixes(path)[0])
     return form is None or form.takes_encoding
 
 
 def format_of(path: str) -> Format:
-    """The format of the file that is called so. Raises UsageError."""
+    """Return the format of the file with that name. Raises UsageError."""
     return _format_of(*_suffixes(path), path)
 
 
 def _with_remedy(name: str, why: str) -> str:
-    """Why a file is skipped, and what helps where its format is known by name."""
+    """Return the reason why a file is skipped, with a remedy if its name tells a format for which there is one."""
     remedy = _REMEDIES.get(_suffixes(name)[0]) if why == NO_FORMAT else None
     return f"{why}; {remedy}" if remedy else why
 
 
 def _format_of(suffix: str, compression: str | None, name: str) -> Format:
-    """The format of the files with that suffix. name: of the file. Raises UsageError."""
+    """Return the format of files with that suffix. name: the file's name for a message. Raises UsageError."""
     if suffix not in FORMATS:
         remedy = f"; {_REMEDIES[suffix]}" if suffix in _REMEDIES else ""
         known, packed = " ".join(FORMATS), " ".join(SUFFIXES)
@@ -341,9 +362,10 @@ def _format_of(suffix: str, compression: str | None, name: str) -> Format:
 
 
 class _Find:
-    """From listed files to input files.
+    """Turns listed files into input files.
 
-    found, problems, left_out: as of `Files`. unknown: a message for each of the problems that another option may solve.
+    `found`, `problems` and `left_out` are as in `Files`. `unknown` has a message for each problem that another option
+    may solve.
     """
 
     def __init__(self, root: str | None, symbols: int, length: int, endpoint: str | None) -> None:
@@ -352,10 +374,11 @@ class _Find:
         self.left_out: list[tuple[str, str]] = []
         self.unknown: list[str] = []
         self._root, self._symbols, self._length, self._endpoint = root, symbols, length, endpoint
-        self._bound: dict[int, Format] = {}  # one for all files of a format: it is sent to the workers with each
+        # One object for all files of a format, because it is sent to the workers with each file.
+        self._bound: dict[int, Format] = {}
 
     def told_of(self, listed: Listed) -> Told:
-        """What a file is by its first bytes. Raises InputUnavailable where its server cannot be reached."""
+        """Return what the first bytes of a file tell. Raises InputUnavailable if its server cannot be reached."""
         if listed.problem:
             return Told(Kind.UNREADABLE, reason=listed.problem)
         state = State(listed.size, listed.modified)
@@ -374,7 +397,7 @@ class _Find:
         return told
 
     def _told_of_member(self, archive: Listed, member: Member) -> Told:
-        """What a file in an archive is by its first bytes."""
+        """Return what the first bytes of a file in an archive tell."""
         if member.problem:
             return Told(Kind.UNREADABLE, reason=member.problem)
         try:
@@ -389,25 +412,27 @@ class _Find:
         return told
 
     def add_told(self, listed: Listed, told: Told) -> None:
-        """Add a file by what its first bytes tell: its format, or what is wrong. Raises UsageError outside the root."""
+        """Add a file whose first bytes tell its format, or note what is wrong with it. Raises UsageError if the file is
+        outside the root.
+        """
         name = printable(named(listed.location, self._root))
         if told.kind is Kind.READABLE:
             try:
                 self.add(listed, told.suffix)
-            except UsageError as error:  # it is compressed, say, and must not be
+            except UsageError as error:  # such as a compressed file of a format that must not be compressed
                 self.problems.append((name, error.message))
             return
         self._refuse(name, told)
 
     def _refuse(self, name: str, told: Told) -> None:
-        """Note a file that cannot be read by what its first bytes tell."""
+        """Note a file that cannot be read according to its first bytes."""
         self.problems.append((name, f"{name}: {told.reason}. It was not read"))
         if told.kind in (Kind.UNKNOWN, Kind.OTHER):
             self.unknown.append(f"{name}: {told.reason}")
 
     def add(self, listed: Listed, said: str | None) -> None:
-        """Add the file that was listed, or the members of the archive that it is. Raises UsageError outside the root,
-        or for a file of no format. said: the suffix of its format, whatever its name is.
+        """Add a listed file or, if it is an archive, its members. Raises UsageError if it is outside the root or has no
+        known format. said: the suffix of its format, which replaces that of its name.
         """
         location = listed.location
         suffix, compression = _suffixes(location)
@@ -442,13 +467,13 @@ class _Find:
         listed : Listed
             The file, or the archive that it is in.
         name : str
-            What it is called.
+            The name of the file.
         form : Format
-            By its suffix.
+            The format that the suffix tells.
         compression : str or None
-            By its suffix.
+            The compression that the suffix tells.
         member : Member, optional
-            What the archive says of it, which identifies it beside the archive's size and time.
+            What the archive says about the file. With the archive's size and time, this identifies the file.
 
         """
         digest = ""
@@ -470,12 +495,16 @@ class _Find:
         self.found.append(file)
 
     def _look_into(self, listed: Listed, inside: InArchive | None) -> None:
-        """The members of an archive that have this name or match this pattern; by default all."""
+        """Add the members of an archive that have the name in the URL or match its pattern. Without one, add all
+        members.
+        """
+        # Choose the members by the name or pattern in the URL.
         shown, wanted = named(listed.location, self._root), member_path(inside.member) if inside else "*"
         members = _members(listed.location, shown, self._endpoint)
         matching = (member for member in members if not is_hidden(member) and fnmatchcase(member.name, wanted))
         seen: set[str] = set()
         for member in [member for member in members if member.name == wanted] or matching:
+            # Find the format of a member, if need be by its first bytes.
             name = printable(member_name(member.name, shown))
             suffix, compression = _suffixes(member.name)
             told = self._told_of_member(listed, member) if _is_unsure(member.name) else None
@@ -486,6 +515,7 @@ class _Find:
                 self._refuse(name, told)
                 continue
             suffix = told.suffix if told else suffix
+            # Refuse members that cannot be read, and add the others.
             try:
                 if suffix == ZIP_SUFFIX:
                     raise SourceError(f"{name}: an archive in an archive is not read: unpack the outer one")
@@ -510,7 +540,7 @@ class _Find:
 
 
 def _told(stream: BinaryIO, size: int, name: str) -> Told:
-    """What a file is by so many first bytes. name: its own, which ends in its suffixes."""
+    """Return what the first `size` bytes of a file tell. name: the file's own name, which ends in its suffixes."""
     suffix, compression = _suffixes(name)
     head = stream.read(size)
     return told_by(head, len(head) < size, compression, suffix == ".json", FORMATS.values())
@@ -527,7 +557,7 @@ def _members(location: str, name: str, endpoint: str | None) -> list[Member]:
 
 
 def _hashed(files: Sequence[InputFile]) -> tuple[list[InputFile], list[Problem]]:
-    """The files with the SHA-256 of their content, and those that cannot be read."""
+    """Return the files with the SHA-256 of their content, and the problems of those that cannot be read."""
 
     def hashed(file: InputFile) -> InputFile | Problem:
         content = hashlib.sha256()
@@ -547,14 +577,16 @@ def _hashed(files: Sequence[InputFile]) -> tuple[list[InputFile], list[Problem]]
 
 
 def _as_stored(file: InputFile) -> BinaryIO:
-    """The bytes of a file as they are stored; of a member of an archive, decompressed by the archive."""
+    """Open the bytes of a file as they are stored. Those of an archive's member are decompressed as the archive
+    requires.
+    """
     if file.member:
         return open_at(replace(file, compression=None))
     return cast(BinaryIO, open_location(file.location, file.ranges, endpoint=file.endpoint))
 
 
 def _told_apart(files: Iterable[InputFile]) -> list[InputFile]:
-    """Each file once. Those whose URLs differ in their queries only have a number in their names."""
+    """Return each file once. Files whose URLs differ only in their queries get numbers in their names."""
     count: Counter[str] = Counter()
     files_once: dict[tuple[str, Member | None], InputFile] = {}
     for file in files:

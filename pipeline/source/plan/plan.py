@@ -1,10 +1,10 @@
-"""From listed files to the ranges of a job.
+"""Cuts listed files into the ranges of a job.
 
-A range is the unit in which input is handed out, and in which its rows are accounted for: consecutive small files, a
-file, or a part of one. Files are cut into ranges by the listing alone, before any is opened. The chunks of a range are
-numbered as it is read.
+A range is what one task reads, and its rows are counted together: consecutive small files, one file, or a part of one
+file. Files are cut into ranges by the listing alone, before any is opened. The chunks of a range are numbered as it is
+read.
 
-The first readable file is opened, for the columns of all, and a few more where columns are copied, for their types.
+The first readable file is opened to find the columns. If columns are copied, a few more are opened to find their types.
 """
 
 from __future__ import annotations
@@ -16,30 +16,30 @@ from typing import Any, NamedTuple
 
 from ...errors import SourceError, UsageError
 from ...processes.threads import threads
-from ..chunk import Selection
-from ..compression import UTF8
-from ..format import Format, InputFile, Schema, Seek
 from ..open.opening import changed_files
+from ..rows.chunk import Selection
+from ..rows.compression import UTF8
+from ..rows.format import Format, InputFile, Schema, Seek
 from .examine import examine, kept_types, resolve
 from .search import Problem
 
 _LEAST_BYTES = 64 << 10
 _BYTES_A_ROW = 128
-"""A row takes about so much, compressed: files which together hold about a chunk share a range."""
+"""A rough size of a compressed row. Files that together hold about one chunk share a range."""
 
 _MOST_FILES = 512
-"""A small file takes a core a fifth of a millisecond or more, and a request of a store a tenth of a second, of which
-some are made side by side: so the first chunk of a range is ready within seconds.
+"""The largest number of small files in a range. A small file takes a core 0.2 ms or more. A request to a store takes a
+tenth of a second, but several are made in parallel. So the first chunk of a range is ready within seconds.
 """
 
 _LEAST_RANGES = 64
-"""So many there are at least of files that are small enough, 64 KiB in each: work for the readers of several GPUs."""
+"""The smallest number of ranges of small files, if each has 64 KiB: enough work for the readers of several GPUs."""
 
 _PARTS, _MOST_CHUNKS = 64, 8
-"""Large files are cut so that the whole input has so many parts, of up to so many times the bytes of a chunk."""
+"""Large files are cut so that the whole input has about 64 parts, each of at most 8 times the bytes of a chunk."""
 
 UnreadFile = tuple[str, int | None]
-"""A file or folder of which nothing is read, and its rows where they are known."""
+"""A file or folder that was not read at all, and the number of its rows if that is known."""
 
 
 class Start(NamedTuple):
@@ -50,7 +50,7 @@ class Start(NamedTuple):
     row : int
         The number of the record in its file.
     byte : int
-        Where it begins in the file.
+        The byte of the file at which the record begins.
 
     """
 
@@ -60,23 +60,24 @@ class Start(NamedTuple):
 
 @dataclass(frozen=True)
 class Range:
-    """What one task reads from front to back, as it was listed: no file of it has been opened.
+    """The files or rows that one task reads from front to back, as they were listed: none of the files has been opened.
 
     Attributes
     ----------
     number : int
         Its place among the ranges of the job.
     files : tuple of InputFile
-        Files that are read one after the other; none for rows in memory.
+        The files, which are read one after the other; empty for rows in memory.
     first : (str, Schema) or None
-        Path and columns of the job's first readable file, with which those of the others are compared; None where
-        there is none.
+        The path and columns of the job's first readable file, with which the columns of the others are compared; None
+        if
+        no file is readable.
     rows : int or None
-        A limit, after which no file is opened.
+        The largest number of rows to read. No file is opened after that.
     part, parts : int
-        Of one file that is cut into `parts` parts of the same size, the number of this one.
+        If one file is cut into `parts` parts of the same size, the number of this one.
     start : Start or None
-        Where the first record of the part is, where that is known already.
+        Where the first record of the part is, if that is known already.
     chunk : int
         The number of its first chunk.
     content : Any
@@ -100,19 +101,19 @@ class Range:
 
     @property
     def bytes(self) -> int:
-        """Of its files as they are stored."""
+        """The size of its files as they are stored."""
         begin, stop = self.bounds
         return sum(file.stored for file in self.files) if self.parts == 1 else stop - begin
 
     @property
     def bounds(self) -> tuple[int, int]:
-        """The bytes of its file in which its records begin."""
+        """The bytes of its file between which its records begin."""
         size = self.files[0].stored if self.files else 0
         return size * self.part // self.parts, size * (self.part + 1) // self.parts
 
     @property
     def is_numbered(self) -> bool:
-        """Whether its rows have numbers without those of the range before it."""
+        """Whether the row numbers are known without those of the range before it."""
         return self.parts == 1 or any(file.format.seeks is Seek.ROWS for file in self.files)
 
     @property
@@ -128,26 +129,26 @@ class RangeEnd:
     Attributes
     ----------
     number : int
-        Of the range.
+        The number of the range.
     files : tuple of (str, int or None)
-        Each file with the rows that were read of it; None where others count them.
+        Each file with the number of rows that were read from it; None if the client counts them.
     chunks : int
-        How many it has, numbered from 0.
+        The number of chunks, which are numbered from 0.
     problems : tuple of (str, str)
-        Of files that were not wholly readable or differ from the first.
+        The files that could not be read to their end or that differ from the first, each with a message.
     unread : tuple of (str, int or None)
-        Those of them of which nothing was read.
+        The files that were not read at all.
     begin, after : int or None
-        Of a part of a file of records: where its first record begins, as it was read, and where the record after its
-        last one begins; None where the rows of a range have numbers without those of the range before.
+        For a part of a file of records: the byte where its first record begins, as it was read, and the byte where the
+        record after its last one begins. None if the row numbers of the range are known without the range before it.
     read_again : int
-        Bytes that were read twice, since it was not begun where its first record is.
+        The bytes that were read twice because reading did not start at the first record.
     notes : tuple of (str, str)
-        What may be amiss with files, and is no problem: a message without the name of the file.
+        Files in which something may be wrong, each with a message that does not name the file.
     read_by : mapping of str to int
-        Where a GPU has read records: how many, by the keys of `telemetry.read_by`.
+        If a GPU has read records, their number by the keys of `telemetry.read_by`.
     remarks : tuple of str
-        Of the process that has labelled it: as of `telemetry.remarks`.
+        The remarks of the process that has labelled the range (see `telemetry.remarks`).
 
     """
 
@@ -173,19 +174,19 @@ def range_name(number: int) -> str:
 
 
 def range_bytes(chunk_rows: int) -> int:
-    """Stored bytes of the files in a range, unless it is one file."""
+    """Return how many stored bytes the files of a range have, unless the range is one file."""
     return max(_LEAST_BYTES, chunk_rows * _BYTES_A_ROW)
 
 
 def files_in_ranges(files: Sequence[InputFile], chunk_rows: int) -> list[int]:
-    """How many of the files are in each range before large ones are cut, in order."""
+    """Return how many consecutive files each range has, before large files are cut."""
     share = sum(file.stored for file in files) // _LEAST_RANGES
-    most = min(range_bytes(chunk_rows), max(_LEAST_BYTES, share))
+    max_bytes = min(range_bytes(chunk_rows), max(_LEAST_BYTES, share))
     sizes: list[int] = []
     count = held = 0
     for file in files:
         stored = file.stored
-        if count and (held + stored > most or count == _MOST_FILES):
+        if count and (held + stored > max_bytes or count == _MOST_FILES):
             sizes.append(count)
             count = held = 0
         count, held = count + 1, held + stored
@@ -193,57 +194,58 @@ def files_in_ranges(files: Sequence[InputFile], chunk_rows: int) -> list[int]:
 
 
 def parts_of(files: Sequence[InputFile], sizes: Sequence[int], chunk_rows: int) -> list[int]:
-    """Into how many parts each range of `files_in_ranges` is cut: more than one where it is one large file that can be
-    read from the middle.
+    """Return the number of parts into which each range of `files_in_ranges` is cut. It is more than 1 only for a range
+    of one large file that can be read from the middle.
     """
     least = range_bytes(chunk_rows)
-    most = max(least, min(_MOST_CHUNKS * least, sum(file.stored for file in files) // _PARTS))
+    part_bytes = max(least, min(_MOST_CHUNKS * least, sum(file.stored for file in files) // _PARTS))
     parts, at = [], 0
     for count in sizes:
         file = files[at]
         is_cut = count == 1 and file.stored > least and file.can_be_cut
-        parts.append(-(-file.stored // most) if is_cut else 1)
+        parts.append(-(-file.stored // part_bytes) if is_cut else 1)
         at += count
     return parts
 
 
 _MOST_REFUSED = 16
-"""So many files without a column that the job needs are opened before it is refused."""
+"""How many files that lack a column are opened before the job is refused."""
 
 _FILES_WITH_TYPES = 16
-"""So many files, at even distances, are opened side by side to find types that hold all values of a kept column."""
+"""How many files, at even distances, are opened in parallel to find types that hold all values of a kept column."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """A job over files.
+    """The plan of a job over files.
 
     Attributes
     ----------
     files : tuple of InputFile
-        As they were listed.
+        The files, as they were listed.
     sizes : tuple of int
-        How many of them are in each range, before large ones are cut.
+        The number of files in each range, before large files are cut.
     parts : tuple of int
-        Into how many parts each of these is cut.
+        The number of parts into which each range is cut.
     selection : Selection
-        With its text columns, kept columns and their types resolved.
+        The columns that the job uses, with the text columns, the kept columns and their types resolved.
     chunk_rows : int
-        Rows in a chunk at most.
+        The largest number of rows in a chunk.
     first : (str, Schema) or None
-        The first readable file, by which the selection was resolved, and its columns; None where none can be read.
+        The path and columns of the first readable file, by which the selection was resolved; None if no file can be
+        read.
     limit : int or None
-        Rows at most.
+        The largest number of rows to read.
     problems : tuple of (str, str)
-        Of what could not be listed.
+        The files and folders that could not be listed, each with a message.
     unread : tuple of (str, int or None)
-        The same, without the messages.
+        The files and folders that could not be listed, without messages.
     left_out : tuple of (str, str)
-        What was skipped, since it is no input, each with the reason.
+        What was skipped because it is no input, each with the reason.
     first_range : int
-        The number of the first range; those before it are of the job that this one adds to.
+        The number of the first range. Smaller numbers belong to the job to which this one adds.
     whole : tuple of InputFile
-        All files of which these are a share.
+        If `files` is a share of the files, all of the files.
 
     """
 
@@ -274,7 +276,7 @@ class Plan:
 
     @property
     def bytes(self) -> int:
-        """Of all files as they are stored."""
+        """The size of all files as they are stored."""
         return sum(file.stored for file in self.files)
 
 
@@ -294,22 +296,22 @@ def plan_files(
     listed : sequence of InputFile
         The files.
     selection : Selection
-        The columns that the job uses. `selection.text` may be empty: then the column is called "text".
+        The columns that the job uses. If `selection.text` is empty, the text column is called "text".
     chunk_rows : int
-        Rows in a chunk at most.
+        The largest number of rows in a chunk.
     limit : int, optional
-        Only so many rows, which make one range.
+        The largest number of rows to read. With a limit, there is one range.
     first : int
-        From which file on the first readable one is looked for.
+        The number of the file from which on the first readable one is looked for.
     whole : sequence of InputFile
-        All files of which these are a share, so that every share has the same columns.
+        If `listed` is a share of the files, all of the files. They give every share the same columns.
     cut : bool
-        Whether large files are read in parts.
+        Whether large files are cut into parts.
 
     Raises
     ------
     UsageError
-        For columns that the first files lack.
+        If the first files lack a column.
 
     """
     files = bound(listed, selection)
@@ -322,9 +324,9 @@ def plan_files(
             opened = examine(file, selection, None)
             resolved = resolve(opened.file, opened.schema, selection)
             selection = replace(resolved, kept_types=kept_types([opened.schema], resolved))
-        except SourceError:  # whoever reads the range that it is in reports it
+        except SourceError:  # the task that reads the file's range reports the problem
             continue
-        except UsageError as error:  # it is for another use, if another file is as the user says
+        except UsageError as error:  # the file has another use, if a later file has the columns
             refused.append(error)
             if len(refused) == _MOST_REFUSED:
                 break
@@ -339,7 +341,7 @@ def plan_files(
 
 
 def _with_types(first: Schema, others: Sequence[InputFile], selection: Selection) -> Selection:
-    """The selection with types of its kept columns that hold those of the first file, and of some others."""
+    """Return the selection with types of its kept columns that hold the values of the first file and of some others."""
     if not selection.kept or not others:
         return selection
     count = min(len(others), _FILES_WITH_TYPES)
@@ -350,7 +352,7 @@ def _with_types(first: Schema, others: Sequence[InputFile], selection: Selection
 
 
 def _schema(file: InputFile, selection: Selection) -> Schema | None:
-    """None where the file cannot be read: whoever reads its range reports that."""
+    """Return the columns of a file, or None if it cannot be read: the task that reads its range reports the problem."""
     try:
         return examine(file, selection, None).schema
     except (SourceError, UsageError):
@@ -358,11 +360,11 @@ def _schema(file: InputFile, selection: Selection) -> Schema | None:
 
 
 def bound(listed: Sequence[InputFile], selection: Selection) -> list[InputFile]:
-    """The files, each with the encoding and dialect that the user gave, where its format has some."""
+    """Return the files, each with the encoding and dialect that the user gave, if its format can have them."""
     of_options: dict[int, Format] = {}
     files = []
     for file in listed:
-        if (key := id(file.format)) not in of_options:  # one object for all files of a format, as they were listed
+        if (key := id(file.format)) not in of_options:  # one object for all files of a format, as when they were listed
             of_options[key] = file.format.for_options(selection)
         same = of_options[key] == file.format
         files.append(file if same else replace(file, format=of_options[key]))
@@ -381,7 +383,7 @@ def refuse_useless(listed: Sequence[InputFile], selection: Selection) -> None:
 
 
 def rows_of(file: InputFile) -> int | None:
-    """The rows of a file that is not read, where its own metadata give them."""
+    """Return the number of rows of a file without reading them, if its metadata give it, or else None."""
     if file.size == 0:
         return 0
     try:
@@ -391,7 +393,9 @@ def rows_of(file: InputFile) -> int | None:
 
 
 def changed_chunks(plan: Plan) -> list[tuple[str, str]]:
-    """The chunks of files that have changed, committed or not, each with the reason; those of a range as one name."""
+    """Return the chunks of files that have changed, committed or not, each with the reason. One name stands for all
+    chunks of a range.
+    """
     changed = changed_files(plan.files)
     return [
         (f"part-{part.number:06d}-*", file.path + changed[file.location])

@@ -1,15 +1,15 @@
-"""From what the user names to files: those that paths, folders, patterns and URLs stand for, as they are listed.
+"""Finds the files that paths, folders, patterns and URLs stand for, and lists them.
 
-What a listing says of a file, its size and when it was modified, is all that a job needs to know of it before the file
-is read, so none is opened here. A folder is searched with all below it, through symbolic links too; so is what a
-pattern leads to. Within one name, each real folder is searched once, under the first of its names, so links may form
-loops. Names that begin with a dot or an underscore are skipped in folders, and those with a dot by patterns, as shells
-do. Of a dataset that Hugging Face `datasets` has saved, the shards are input; its descriptions and what it has cached
-are not.
+A listing says how large a file is and when it was modified. A job needs to know no more before it reads the file, so
+nothing is opened here. A folder is searched with everything below it, and so is a folder that a pattern matches;
+symbolic links are followed. Within one name, each real folder is searched once, under the first of its names, so
+links may form loops. Names that begin with a dot or an underscore are skipped in folders, and patterns skip names
+that begin with a dot, as shells do. Of a dataset that Hugging Face `datasets` has saved, the shards are input; its
+descriptions and its cache are not.
 
-Folders on a disk are listed here. 50,000 files take 0.24 to 0.28 s; by fsspec's `find` they take 0.29 to 0.33, and it
-does not follow a link to a folder; obstore's takes 0.26 and fails where links form a loop. What is below a folder
-elsewhere is listed at once by obstore or a driver of fsspec, and chosen from as on a disk.
+Folders on a disk are listed by this file. That takes 0.24 to 0.28 s for 50,000 files. fsspec's `find` takes 0.29 to
+0.33 s, and does not follow a link to a folder. obstore takes 0.26 s, and fails if links form a loop. For folders
+elsewhere, obstore or a driver of fsspec lists everything below the folder in one go, and the same rules choose from it.
 """
 
 from __future__ import annotations
@@ -58,19 +58,21 @@ Problem = tuple[str, str]
 """A path, and a message about the problem of that file or folder."""
 
 _LOGS = {"_delta_log": "Delta", ".hoodie": "Hudi"}
-"""The names of folders in which tables of these kinds have their history."""
+"""The names of the folders in which tables of these kinds keep their history."""
 
 _OF_ICEBERG, _METADATA_OF_ICEBERG = "metadata", "*.metadata.json*"
-"""The same of Iceberg, whose folder has a name that others may have, too: what is in it."""
+"""The folder in which an Iceberg table keeps its history. Other folders may have that name too, so a pattern says which
+files must be in it.
+"""
 
 _ARCHIVES = ("tar://", "libarchive://")
 _OF_DATASETS = {"dataset_info.json", "dataset_dict.json", "state.json"}
 _CACHED_BY_DATASETS = "cache-*.arrow"
 NO_FORMAT = "its suffix belongs to no format"
 _A_FOLDER = "it is a folder, and the pattern stands for files"
-"""Why something is skipped."""
+"""The reasons why something is skipped."""
 
-_LOOKED_AT = 1000  # names of a folder, for one like that which is not there
+_LOOKED_AT = 1000  # how many names of a folder are compared with a name that does not exist
 
 
 @dataclass(frozen=True)
@@ -80,15 +82,15 @@ class Listed:
     Attributes
     ----------
     location : str
-        Its absolute path or URL, as the operating system has it: see `printable`.
+        The absolute path or URL, as the operating system has it (see `printable`).
     size : int or None
-        In bytes; None where a server of the web does not report it.
+        The size in bytes; None if a web server does not report it.
     modified : str
-        Its time in ns; of a remote file, an ETag or the like.
+        The time of the last change in ns; for a remote file, an ETag or the like.
     ranges : bool
-        Whether it can be read from any byte on, which a server of the web may not allow.
+        Whether the file can be read from any byte on, which a web server may not allow.
     problem : str
-        Why it cannot be read, if it is no regular file.
+        Why the file cannot be read, if it is no regular file.
 
     """
 
@@ -101,16 +103,16 @@ class Listed:
 
 @dataclass
 class Found:
-    """What a name stands for.
+    """The files that a name stands for.
 
     Attributes
     ----------
     files : list of Listed
-        Within an archive, with size and time of the archive.
+        The files. One within an archive has the size and time of the archive.
     left_out : list of (str, str)
         Files whose suffix belongs to no format, and folders that a pattern matches, each with the reason.
     unreadable : list of (str, str)
-        Folders, each with the reason.
+        Folders that cannot be listed, each with the reason.
     tables : list of (str, str)
         Folders that hold the files of a table with a history, each with the kind of the table.
 
@@ -123,7 +125,9 @@ class Found:
 
     @classmethod
     def joined(cls, listings: Iterable[Found]) -> Found:
-        """What several names stand for: in their order, sorted within each, and what two of them stand for once."""
+        """Join what several names stand for. The order of the names is kept, the files of each are sorted, and a file
+        that two names stand for is listed once.
+        """
         files: dict[str, Listed] = {}
         left_out: dict[tuple[str, str], None] = {}
         unreadable: dict[tuple[str, str], None] = {}
@@ -138,10 +142,11 @@ class Found:
 
 
 def search(names: Sequence[str], is_known: Callable[[str], bool], endpoint: str | None = None) -> Found:
-    """The files that paths, folders, patterns and URLs name: in the order given, sorted within each.
+    """Return the files that paths, folders, patterns and URLs stand for, in the order of the names and sorted within
+    each.
 
-    is_known: whether the suffix of a path or URL belongs to what can be read. endpoint: as of `bucket_client`. Raises
-    UsageError where a name stands for nothing.
+    is_known: whether the suffix of a path or URL belongs to a format that can be read. endpoint: see `bucket_client`.
+    Raises UsageError if a name stands for nothing.
     """
     urls = [None if "://" not in name and os.path.lexists(name) else as_url(name) for name in names]
 
@@ -160,7 +165,7 @@ def search(names: Sequence[str], is_known: Callable[[str], bool], endpoint: str 
 
 
 def _meant(path: str) -> str:
-    """What is called much like a path that is not there, for a message."""
+    """Return a hint for a message: a name in the same folder that is much like the path that does not exist."""
     folder, name = os.path.split(path)
     with suppress(OSError, ValueError):
         return did_you_mean(name, {*os.listdir(folder or ".")[:_LOOKED_AT]} - {name})
@@ -189,7 +194,7 @@ def _listed(path: str | Path | os.DirEntry[str]) -> Listed:
 
 
 def _below(top: str, is_known: Callable[[str], bool]) -> Found:
-    """The files below a folder."""
+    """Return the files below a folder."""
     listing, seen, waiting = Found(), set[tuple[int, ...]](), [top]
     while waiting:
         folder = waiting.pop()
@@ -212,21 +217,22 @@ def _below(top: str, is_known: Callable[[str], bool]) -> Found:
 
 
 def _is_output(names: set[str]) -> bool:
-    """Whether a folder is the output of a job of this program, which is not input."""
+    """Whether a folder is the output of a job of this program, and so no input."""
     return ENTRIES in names and bool({MANIFEST, OLD_MANIFEST} & names)
 
 
 def _note_table(folder: str, names: set[str], listing: Found) -> bool:
-    """Note that a folder has the files of a table with a history; whether it has the history itself, and no rows.
+    """Note that a folder has the files of a table with a history. Return whether the folder is the history itself,
+    which has no rows.
 
     Parameters
     ----------
     folder : str
-        The folder, as it is called in the listing.
+        The name of the folder in the listing.
     names : set of str
-        What is in it.
+        The names in the folder.
     listing : Found
-        Where the table is noted.
+        The listing in which the table is noted.
 
     """
     listing.tables += [(folder, _LOGS[log]) for log in sorted(_LOGS.keys() & names)]
@@ -237,12 +243,12 @@ def _note_table(folder: str, names: set[str], listing: Found) -> bool:
 
 
 def _of_dataset(name: str, names: set[str]) -> bool:
-    """Whether a file belongs to a dataset of Hugging Face in its folder, and holds none of its rows."""
+    """Whether a file belongs to a dataset of Hugging Face but has none of its rows."""
     return bool(_OF_DATASETS & names) and (name in _OF_DATASETS or fnmatchcase(name, _CACHED_BY_DATASETS))
 
 
 def _matching(pattern: str) -> Found:
-    """The files that an absolute pattern matches, as `glob.glob` does: `**` stands for any number of folders."""
+    """Return the files that an absolute pattern matches, as `glob.glob` does: `**` stands for any number of folders."""
     listing, seen = Found(), set[tuple[int, ...]]()
     waiting = [("/", [part for part in pattern.split("/") if part])]
     found: list[Any]
@@ -269,7 +275,9 @@ def _matching(pattern: str) -> Found:
 
 
 def _entries(folder: str, kind: int, seen: set[tuple[int, ...]], listing: Found) -> list[os.DirEntry[str]]:
-    """A folder's entries by name; none where it was searched before in the same way, `kind`, or cannot be read."""
+    """Return a folder's entries sorted by name. Return none if the folder was searched before with the same `kind`, or
+    cannot be read.
+    """
     try:
         about = os.stat(folder)
         if (about.st_dev, about.st_ino, kind) in seen:
@@ -283,7 +291,9 @@ def _entries(folder: str, kind: int, seen: set[tuple[int, ...]], listing: Found)
 
 
 def _is_folder(entry: os.DirEntry[str] | Path) -> bool:
-    """Also a link to one. What cannot be examined counts as a file, whose problem is found when it is opened."""
+    """Whether an entry is a folder or a link to one. An entry that cannot be examined counts as a file; opening it
+    finds the problem.
+    """
     try:
         return entry.is_dir()
     except OSError:
@@ -300,19 +310,19 @@ def _search_url(name: str, is_known: Callable[[str], bool], endpoint: str | None
         if is_bucket(name):
             return _search_bucket(name, is_known, endpoint)
         if is_web(name) and ("?" in name or (is_known(name) and not glob.has_magic(shown))):
-            with open_remote(name) as file:  # to look for files below it would read all of it
+            with open_remote(name) as file:  # a search for files below the URL would read the whole file
                 return Found([Listed(name, *file.state(), file.ranges)])
         return _search_by_driver(name, is_known)
     except UsageError:
         raise
-    except Exception as error:  # drivers raise anything
+    except Exception as error:  # drivers raise errors of any type
         raise UsageError(f"{shown}: {why(error)}") from error
 
 
 def _search_bucket(url: str, is_known: Callable[[str], bool], endpoint: str | None) -> Found:
-    """As on disk; keys have folders by their slashes.
+    """Search a bucket by the rules for folders on a disk. The slashes in keys make folders.
 
-    An object of zero bytes that has the name of a folder is no file: some tools make it as a mark of the folder.
+    An object of zero bytes with the name of a folder is no file: some tools make it to mark the folder.
     """
     bucket, key = split_bucket(url)
     folder = key.rstrip("/")
@@ -336,7 +346,7 @@ def _search_bucket(url: str, is_known: Callable[[str], bool], endpoint: str | No
 
 
 def _without_marks(files: Sequence[Listed], endpoint: str | None) -> list[Listed]:
-    """The files without the marks of empty folders.
+    """Return the files without the marks of empty folders.
 
     The key of such a mark ends with a slash, as in `a.csv/`, but it is listed as `a.csv`. No object has that key, so a
     request for it tells a mark from an empty file.
@@ -356,10 +366,11 @@ def _without_marks(files: Sequence[Listed], endpoint: str | None) -> list[Listed
 
 
 def _matching_objects(bucket: str, pattern: list[str], endpoint: str | None) -> Found:
-    """The objects that a pattern matches. Folders are listed one level after another, those of a level side by side;
-    from `**` on, all that is below is listed.
+    """Return the objects that a pattern matches. Folders are listed level by level, those of one level in parallel.
+    From `**` on, everything below is listed.
     """
     listing, folders = Found(), [""]
+    # Follow the pattern folder by folder, up to `**` or its last part.
     while folders and pattern[0] != "**":
         first, *pattern = pattern
         if pattern and not glob.has_magic(first):
@@ -373,6 +384,7 @@ def _matching_objects(bucket: str, pattern: list[str], endpoint: str | None) -> 
             objects = _without_folders(chain.from_iterable(inside for inside, _ in listed), marks)
             files = [Listed(f"{bucket}/{key}", *a) for key, a in objects if _matches(key.rpartition("/")[2], first)]
             return Found(files, [(f"{bucket}/{key}", _A_FOLDER) for key in folders], listing.unreadable)
+    # The pattern goes on with `**`: list everything below the folders found so far.
     for folder in folders:
         left_out = set()
         objects = list(objects_below(bucket, folder, endpoint, listing.unreadable))
@@ -391,12 +403,12 @@ def _matching_objects(bucket: str, pattern: list[str], endpoint: str | None) -> 
 
 
 def _without_folders(objects: Iterable[tuple[str, State]], folders: Container[str]) -> list[tuple[str, State]]:
-    """The objects without those of zero bytes that are called as a folder is."""
+    """Leave out objects of zero bytes that have the name of a folder."""
     return [(key, state) for key, state in objects if state.size or key not in folders]
 
 
 def _folders_of(key: str) -> Iterator[str]:
-    """The folders that a key is in, one above the other."""
+    """Yield the folders that a key is in, from the innermost to the outermost."""
     while key := key.rpartition("/")[0]:
         yield key
 
@@ -407,7 +419,7 @@ def _matches(name: str, pattern: str) -> bool:
 
 
 def _path_matches(parts: Sequence[str], pattern: Sequence[str]) -> bool:
-    """Whether names, one below another, match a pattern in which `**` stands for any number of folders."""
+    """Whether a path, as a list of names, matches a pattern in which `**` stands for any number of folders."""
     if not pattern:
         return not parts
     if pattern[0] == "**":
@@ -470,9 +482,11 @@ def _below_by_driver(fs: AbstractFileSystem, top: str, is_known: Callable[[str],
 
 
 def _kept_below(top: str, files: Iterable[tuple[str, State]], is_known: Callable[[str], bool]) -> Found:
-    """What is input of all the files below a folder, each by its URL, as `_below` decides it of folders on disk."""
+    """Choose the input among all files below a folder, by the rules of `_below`. Each file is a pair of its URL and
+    state.
+    """
     listed = {url.removeprefix(top).strip("/"): (url, about) for url, about in files}
-    names: dict[str, set[str]] = defaultdict(set)  # in each folder
+    names: dict[str, set[str]] = defaultdict(set)  # the names in each folder
     for path in listed:
         while path:
             folder, _, name = path.rpartition("/")
@@ -499,7 +513,7 @@ def _kept_below(top: str, files: Iterable[tuple[str, State]], is_known: Callable
 
 
 def _lists_at_once(fs: AbstractFileSystem) -> bool:
-    """Whether it lists a folder with all below it in a request of its own, as object stores do.
+    """Whether a file system lists a folder with everything below it in one request, as object stores do.
 
     fsspec's general `find` goes from folder to folder, and omits those that it cannot read.
     """

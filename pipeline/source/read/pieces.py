@@ -1,4 +1,6 @@
-"""The pieces of files that a range is read in: rows whose number is known before they are parsed, and rows that are."""
+"""The pieces of files in which a range is read: records that are counted but not parsed yet, and rows
+that are parsed.
+"""
 
 from __future__ import annotations
 
@@ -11,10 +13,10 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from ...telemetry.spans import Span
-from ..chunk import Chunk, RowsByName, Selection, concat, rows_between
-from ..format import InputFile
 from ..formats.record_format import Parsed, RecordFormat
 from ..formats.records import Records
+from ..rows.chunk import Chunk, RowsByName, Selection, concat, rows_between
+from ..rows.format import InputFile
 
 
 @dataclass(frozen=True)
@@ -32,7 +34,7 @@ class Lines:
     records : Records
         The records.
     of_path : tuple of (str, str or None)
-        As of `Selection`.
+        See `Selection`.
 
     """
 
@@ -47,7 +49,7 @@ class Lines:
 
     @property
     def sizes(self) -> NDArray[np.int64]:
-        """Bytes of each record."""
+        """int64 [N], the bytes of each record."""
         return self.records.sizes
 
     @property
@@ -60,20 +62,20 @@ class Lines:
 
 @dataclass(frozen=True)
 class ParsedRows:
-    """Rows of a file that are parsed.
+    """Parsed rows of a file.
 
     Attributes
     ----------
     file : InputFile
         The file.
     row : int
-        The number of the first.
+        The number of the first row.
     chunk : Chunk
         The rows.
     block : Parsed or None
-        The records that these rows were parsed from, or None for rows of other formats.
+        The records from which the rows were parsed; None for formats without records.
     is_new : bool or None
-        Whether they begin a chunk; None where that depends on the rows before.
+        Whether the rows begin a chunk; None if that depends on the rows before them.
 
     """
 
@@ -88,7 +90,7 @@ class ParsedRows:
 
     @property
     def sizes(self) -> NDArray[np.int64]:
-        """Bytes that a row takes, on average."""
+        """int64 [N], the average number of bytes per row, for each row."""
         return np.full(len(self), self.size // max(len(self), 1), np.int64)
 
     @property
@@ -105,21 +107,23 @@ Piece = Lines | ParsedRows
 
 
 def parsed(pieces: Sequence[Piece], selection: Selection, spans: list[Span] | None) -> Chunk:
-    """The rows of pieces, in order. The pieces are all `Lines` of one format, or all `ParsedRows`."""
+    """Return the rows of pieces, in order. The pieces are all `Lines` of one format, or all `ParsedRows`."""
     lines = [piece for piece in pieces if isinstance(piece, Lines)]
     if not lines:
         return concat([piece.chunk for piece in pieces if isinstance(piece, ParsedRows)])
+    # Parse the lines of all pieces in one go.
     selection = replace(selection, of_path=lines[0].of_path)
     if len(lines) == 1:
         (one,) = lines
         return one.form.chunk_of(one.records, one.file.path, one.row, selection, spans)
     ends = list(accumulate(map(len, lines)))
     chunk = lines[0].form.chunk_of(_joined([piece.records for piece in lines]), "", 0, selection, spans)
+    # Then give each row its own file and its number there.
     paths = pa.array([piece.file.path for piece in lines], pa.string())
     firsts = np.array([piece.row - end + len(piece) for piece, end in zip(lines, ends, strict=True)])
 
     def placed(table: pa.Table) -> pa.Table:
-        """With file and row of each, in place of its number in all."""
+        """Replace the number of each row among all pieces by its file and its number there."""
         numbers = table.column("row").to_numpy()
         which = np.searchsorted(ends, numbers, "right")
         table = table.set_column(table.column_names.index("file"), "file", paths.take(pa.array(which)))
@@ -139,14 +143,14 @@ def parsed(pieces: Sequence[Piece], selection: Selection, spans: list[Span] | No
 
 
 def joinable(one: Piece, other: Piece) -> bool:
-    """Whether two pieces can be parsed at once."""
+    """Whether two pieces can be parsed in one go."""
     if not (isinstance(one, Lines) and isinstance(other, Lines)):
         return False
     return (one.form, one.of_path) == (other.form, other.of_path)
 
 
 def _joined(runs: Sequence[Records]) -> Records:
-    """Records of several files as if they were of one; each keeps its place in its file."""
+    """Join records of several files as if they came from one. Each record keeps its byte offset in its file."""
     blocks: list[bytes | memoryview] = []
     starts, ends = [], []
     problems: dict[int, str] = {}

@@ -1,4 +1,4 @@
-"""The bytes of a file of records in blocks of whole records, for a worker that finds the records itself."""
+"""Reads the bytes of a file of records in blocks of whole records, for a worker that finds the records itself."""
 
 from __future__ import annotations
 
@@ -11,30 +11,31 @@ from .ring import RawBlock, Slots
 
 
 class RawBlocks:
-    """Blocks of whole records of a stream, in slots that are shared with the worker. After these, a stream of the rest.
+    """Yields blocks of whole records of a stream, in slots that are shared with the worker. Afterwards it is a stream
+    of the remaining bytes.
 
-    The blocks hold all records that begin before the stop, unless the worker refuses a block, a record is longer than a
-    slot, or the last one has no line end. The rest begins there.
+    The blocks hold all records that begin before the stop. They end earlier if the worker refuses a block, if a record
+    is longer than a slot, or if the last record has no line end. The remaining bytes begin there.
 
     Parameters
     ----------
     stream : Readable
-        The stream; a record begins where it is.
+        The stream. A record begins at its position.
     form : RecordFormat
         The format, bound to the columns of the file.
     at : int
-        The byte of the file at which the stream is.
+        The byte of the file that is the stream's position.
     stop : int or None
-        The byte of the file before which the records begin; None for all.
+        The byte of the file before which the records begin; None for all records.
     slots : Slots
-        Where the blocks go.
+        The slots to fill.
     stored : callable
-        Returns how many bytes have been read of the file as it is stored.
+        Returns how many stored bytes of the file have been read.
 
     Attributes
     ----------
     at : int
-        The byte of the file at which the rest begins.
+        The byte of the file at which the remaining bytes begin.
 
     """
 
@@ -55,7 +56,7 @@ class RawBlocks:
         self._failure: Exception | None = None
 
     def __iter__(self) -> Iterator[RawBlock]:
-        """Each block, once its slot is filled. Ends at the first that is refused."""
+        """Yield each block once its slot is filled. Stop at the first block that is refused."""
         held, is_over = b"", False
         while not is_over and (begin := self._slots.reserve()) is not None:
             memory, room = self._slots.memory, self._slots.slot_bytes
@@ -79,7 +80,9 @@ class RawBlocks:
         self._rest.append(held)
 
     def read(self, size: int) -> bytes:
-        """What follows the blocks that the worker freed, piece by piece. Raises what the stream raises."""
+        """Return the bytes that follow the blocks that the worker freed, piece by piece. Raises the errors of the
+        stream.
+        """
         while self._rest:
             if piece := self._rest.popleft():
                 return piece
@@ -88,19 +91,19 @@ class RawBlocks:
         return self._stream.read(size)
 
     def _with_last_records(self, begin: int, size: int, end: int) -> tuple[int, int]:
-        """Read on to where the records end that begin before the stop, if the slot has room for them.
+        """Read on to the end of the records that begin before the stop, if the slot has room for them.
 
         Parameters
         ----------
         begin, end : int
-            Where the bytes that were read up to the stop begin and end in the slots.
+            Where the bytes that were read up to the stop begin and end in the memory of the slots.
         size : int
-            How many of them are whole records.
+            The number of these bytes that are whole records.
 
         Returns
         -------
         size, end : int
-            The same, with what was read.
+            The new number of bytes in whole records, and the new end.
 
         """
         assert self._stop is not None
@@ -117,7 +120,7 @@ class RawBlocks:
         return size, end
 
     def _fill(self, begin: int, wanted: int) -> tuple[int, bool]:
-        """Read up to `wanted` bytes to a place in the slots. Returns their number, and whether the stream has ended."""
+        """Read up to `wanted` bytes to a place in the slots. Return their number, and whether the stream has ended."""
         count = 0
         with memoryview(self._slots.memory) as memory:
             try:
@@ -127,7 +130,8 @@ class RawBlocks:
                     if not got:
                         break
                     count += got
-            except Exception as error:  # any of a file system or decompressor: what is before it is good
+            # A file system or decompressor may raise any error; the bytes before it are good.
+            except Exception as error:
                 self._failure = error
         self._left = None if self._left is None else max(0, self._left - count)
         return count, count < wanted

@@ -1,4 +1,12 @@
-"""Reading a range: its files front to back, in pieces whose rows are counted before they are parsed."""
+"""Reads a range: its files front to back, in pieces. The rows of a piece are counted before they are parsed.
+
+The steps, in order:
+
+1. `_opened` opens the files of the range, several ahead (`OpenedFile`).
+2. `OpenedFile.begin` reads the first pieces of each.
+3. `_Reading` cuts the pieces into chunks, and makes a call for each group of pieces that is parsed in one go.
+4. `chunks_of` has the calls made, joins their results to chunks, and ends with a `RangeEnd`.
+"""
 
 from __future__ import annotations
 
@@ -16,9 +24,6 @@ import numpy as np
 from ...errors import InputChanged, SourceError, UsageError
 from ...processes.threads import threads
 from ...telemetry.spans import Span
-from ..chunk import Chunk, RowRange, Selection, concat, empty_chunk, numbered
-from ..cutting import Cutting
-from ..format import Fragment, InputFile, Schema, Seek
 from ..formats.record_format import FEW_BYTES, Counted, Counting, Parsed, RecordFormat
 from ..formats.records import Extent, Readable, read_records
 from ..formats.tables import most_decoded
@@ -28,16 +33,19 @@ from ..open.opening import Held, open_at
 from ..plan.examine import EmptyFile, examine_like, held, identified
 from ..plan.plan import Range, RangeEnd, Start, UnreadFile, part_name, range_bytes, rows_of
 from ..plan.search import Problem
+from ..rows.chunk import Chunk, RowRange, Selection, concat, empty_chunk, numbered
+from ..rows.cutting import Cutting
+from ..rows.format import Fragment, InputFile, Schema, Seek
 from .pieces import Lines, ParsedRows, Piece, joinable, parsed
 from .raw import RawBlocks
 from .ring import RawBlock, Slots
 
 _HELD_AHEAD = 4 << 20
-"""Bytes of a file that are read before their turn has come."""
+"""How many bytes of a file are read before its turn has come."""
 
 
 class FileOfPieces(Protocol):
-    """A file of a range whose rows arrive piece by piece: as of `OpenedFile`."""
+    """A file of a range whose rows arrive piece by piece (see `OpenedFile`)."""
 
     file: InputFile
     pieces: Iterator[Piece]
@@ -50,23 +58,24 @@ class FileOfPieces(Protocol):
 
 
 class OpenedFile:
-    """A file of a range that was opened, and its beginning read; several are opened side by side, and read one after
-    the other.
+    """A file of a range that was opened and whose beginning was read. Several files are opened in parallel, and read
+    one after the other.
 
     Attributes
     ----------
     file : InputFile
-        The file, bound to its columns.
+        The file, with a format that is bound to its columns.
     pieces : iterator of Lines or ParsedRows
-        Its rows. After the last that can be read it raises SourceError.
+        The rows of the file. If the file cannot be read to its end, the iterator then raises SourceError.
     problems : list of str
-        What is wrong with it, all of which is known once its pieces are read.
+        The problems of the file. All of them are known once its pieces have been read.
     notes : list of str
-        The same of what may be wrong, and is no problem.
+        What may be wrong with the file, but is no problem.
     extent : Extent or None
-        Which records have been read, where the file is read in parts; None where it cannot be.
+        The records that have been read, if the file is read in parts; None otherwise.
     counting : Counting or None
-        What was counted of its raw blocks, once they have been read, for notes by whoever knows the number of rows.
+        What was counted in the raw blocks, once they have been read. The code that knows the number of rows makes notes
+        of it.
 
     Parameters
     ----------
@@ -77,14 +86,14 @@ class OpenedFile:
     selection : Selection
         The columns that the job uses.
     chunk_rows : int
-        Rows in a chunk at most.
+        The largest number of rows in a chunk.
     spans : list of Span or None
         A span "decode" is appended for the time spent parsing.
 
     Raises
     ------
     InputChanged
-        Where it is no longer the file that was listed.
+        If the file is no longer the one that was listed.
 
     """
 
@@ -118,7 +127,7 @@ class OpenedFile:
         self._schema = examined.schema
 
     def begin(self) -> OpenedFile:
-        """Read the first bytes of the file, so that its pieces can be drawn."""
+        """Read the first bytes of the file, so that its pieces can be drawn. Return this object."""
         form, schema = self.file.format, self._schema
         if schema is not None:
             pieces = self._records(form, schema.start) if isinstance(form, RecordFormat) else self._rows(schema)
@@ -127,16 +136,16 @@ class OpenedFile:
 
     @property
     def stored(self) -> int:
-        """How many bytes have been read of it as it is stored; 0 where that is not known."""
+        """How many stored bytes of the file have been read; 0 if that is not known."""
         if isinstance(self._stream, FrontToBack):
             return self._stream.stored
-        with suppress(ValueError):  # it is closed
+        with suppress(ValueError):  # the stream is closed
             if self._stream is not None and not (self.file.front_to_back or isinstance(self.file, Held)):
                 return self._stream.tell() - self._part.bounds[0]
         return 0
 
     def _rows(self, schema: Schema) -> Iterator[Piece]:
-        """The pieces of a file that is not one of records, or of a part of one."""
+        """Yield the pieces of a file that is not one of records, or of a part of such a file."""
         file, form, part = self.file, self.file.format, self._part
         plan = form.plan(file, schema, self._selection, self._chunk_rows)
         self.problems += plan.problems
@@ -158,8 +167,8 @@ class OpenedFile:
                 row += chunk.rows_read
 
     def _records(self, form: RecordFormat, start: int) -> Iterator[Piece]:
-        """The pieces of a file of records; of a part of one, with numbers from that of its first record, or 0 if it is
-        not known. start: the byte of the file at which its first record begins.
+        """Yield the pieces of a file of records or of a part of one. The row numbers start at that of the first record,
+        or at 0 if it is not known. start: the byte of the file at which its first record begins.
         """
         file, part, extent = self.file, self._part, self.extent or Extent()
         first_record = self._first_record(form, start, extent)
@@ -183,8 +192,8 @@ class OpenedFile:
         self.notes += counting.notes(row - first) if counting else []
 
     def blocks(self, slots: Slots) -> Iterator[RawBlock | Parsed]:
-        """The records of a file, of which another process finds most: raw blocks in `slots`, and after these what is
-        left for the host, with numbers from 0 in each.
+        """Yield the records of a file for a worker that finds most of them itself: first raw blocks in `slots`, then
+        the rows that are left for the host, which are numbered from 0 in each block.
 
         Raises SourceError after the last record that can be read.
         """
@@ -219,7 +228,8 @@ class OpenedFile:
         return self._selection
 
     def _first_record(self, form: RecordFormat, start: int, extent: Extent) -> Start | None:
-        """Where the first record of the file is, or of a part of it; None where there is none in this part.
+        """Return where the first record of the file, or of a part of it, is. Return None if no record begins in this
+        part.
 
         Parameters
         ----------
@@ -228,13 +238,13 @@ class OpenedFile:
         start : int
             The byte of the file at which its first record begins.
         extent : Extent
-            Where it is noted.
+            The extent in which the place is noted.
 
         """
         file, part = self.file, self._part
         if not part.part:
             return Start(0, start)
-        if file.front_to_back:  # by its first bytes it is compressed: the first part is the whole file
+        if file.front_to_back:  # its first bytes show that it is compressed, so the first part is the whole file
             return None
         row, begin = part.start or (0, form.first_record(file, part.bounds[0]))
         extent.begin = part.start.byte if part.start else None
@@ -247,21 +257,21 @@ class OpenedFile:
 
 
 def _begin(form: RecordFormat, block: RawBlock, slots: Slots) -> int | None:
-    """Where the records of a part of a file begin, by its first block; None where that has none."""
-    for most in (FEW_BYTES, block.size):
-        if len(starts := form.quick_split(slots.content(block, most), False).starts):
-            return block.at if form.guesses else block.at + int(starts[0])  # as `RecordFormat.parsed` has it
+    """Return where the records of a part of a file begin, from its first block, or None if the block has no record."""
+    for max_bytes in (FEW_BYTES, block.size):
+        if len(starts := form.quick_split(slots.content(block, max_bytes), False).starts):
+            return block.at if form.guesses else block.at + int(starts[0])  # as in `RecordFormat.parsed`
     return None
 
 
 def _begun(pieces: Iterator[Piece]) -> Iterator[Piece]:
-    """The same, the first of them read now."""
-    begun: list[Piece] = []
+    """Return the pieces. The first of them are read now."""
+    first_pieces: list[Piece] = []
     failure: SourceError | UsageError | None = None
     room = _HELD_AHEAD
     try:
         for piece in pieces:
-            begun.append(piece)
+            first_pieces.append(piece)
             room -= piece.size
             if room <= 0:
                 break
@@ -269,8 +279,8 @@ def _begun(pieces: Iterator[Piece]) -> Iterator[Piece]:
         failure = error
 
     def rest() -> Iterator[Piece]:
-        yield from begun
-        begun.clear()
+        yield from first_pieces
+        first_pieces.clear()
         if failure is not None:
             raise failure
         yield from pieces
@@ -278,16 +288,16 @@ def _begun(pieces: Iterator[Piece]) -> Iterator[Piece]:
     return rest()
 
 
-def _begin_chunks(fragments: Sequence[Fragment], chunk_rows: int, most: int) -> list[bool]:
-    """Which fragments of a large file begin a chunk: each of a row group that has several, so that nothing is copied;
-    several small row groups share one.
+def _begin_chunks(fragments: Sequence[Fragment], chunk_rows: int, max_bytes: int) -> list[bool]:
+    """Return, for each fragment of a large file, whether it begins a chunk. Each fragment of a row group that has
+    several begins one, so that nothing is copied. Several small row groups share a chunk.
     """
     several = {group for group, count in Counter(f.group for f in fragments).items() if count > 1 and group >= 0}
     begins: list[bool] = []
     rows = size = 0
     for number, fragment in enumerate(fragments):
         is_alone = fragment.group in several or (number > 0 and fragments[number - 1].group in several)
-        is_full = rows + fragment.rows > chunk_rows or size + fragment.held > most
+        is_full = rows + fragment.rows > chunk_rows or size + fragment.held > max_bytes
         begins.append(number == 0 or is_alone or is_full)
         rows, size = (0, 0) if begins[-1] else (rows, size)
         rows, size = rows + fragment.rows, size + fragment.held
@@ -295,14 +305,14 @@ def _begin_chunks(fragments: Sequence[Fragment], chunk_rows: int, most: int) -> 
 
 
 _OPENED_AHEAD = 16
-"""Files of a range that are opened side by side: a file on an object store takes a tenth of a second to arrive."""
+"""How many files of a range are opened in parallel. A file in an object store takes a tenth of a second to arrive."""
 
 _PARSED_AT_ONCE = 4 << 20
-"""Bytes of small files that are parsed together: a call of the parser takes longer than a small file."""
+"""How many bytes of small files are parsed in one go, because a call of the parser takes longer than a small file."""
 
 
 class Skipped(NamedTuple):
-    """A chunk whose rows were counted, and not parsed where that is possible."""
+    """A chunk whose rows were counted and, if possible, not parsed."""
 
     name: str
 
@@ -319,29 +329,30 @@ def read_range(
     Parameters
     ----------
     part : Range
-        The range. Where it is a part of a file of records and its `start` is not known, the record that it begins with
-        is a guess, and rows have numbers from 0 on.
+        The range. If it is a part of a file of records and its `start` is not known, its first record is a guess, and
+        its rows are numbered from 0.
     selection : Selection
         The columns that the job uses.
     chunk_rows : int
-        Rows in a chunk at most.
+        The largest number of rows in a chunk.
     skip : callable
-        Whether the chunk of that name is not wanted.
+        Returns whether the chunk of that name is not wanted.
     spans : list of Span, optional
         A span "decode" is appended for the time spent parsing.
 
     Yields
     ------
     Chunk, Skipped or RangeEnd
-        The chunks in order, then the end. A file that cannot be read, or not to its end, is a problem of the end, and
-        the others are read. Where a chunk begins depends on what is in the files, on `chunk_rows` and on the selection.
+        The chunks in order, then the end. If a file cannot be read to its end, that is a problem in the RangeEnd, and
+        the other files are read. Where a chunk begins depends on the content of the files, on `chunk_rows` and on the
+        selection.
 
     Raises
     ------
     InputChanged
-        For a file that is no longer the one that was listed, so that no chunk follows it.
+        If a file is no longer the one that was listed. No chunk follows.
     SourceError
-        For a file that is cut into parts, and cannot be read to the end of this one.
+        If a file that is cut into parts cannot be read to the end of this part.
 
     """
     files = _opened(part, selection, chunk_rows, spans)
@@ -350,7 +361,7 @@ def read_range(
 
 _Result = TypeVar("_Result")
 InOrder = Callable[[Iterable[Callable[[], _Result]]], Iterator[_Result]]
-"""A function that makes calls, and returns their results in order."""
+"""A function that makes calls and returns their results in order."""
 
 
 def chunks_of(
@@ -362,14 +373,14 @@ def chunks_of(
     spans: list[Span] | None,
     in_order: InOrder[Chunk | Skipped],
 ) -> Generator[Chunk | Skipped | RangeEnd, None, None]:
-    """Cut the files of a range into chunks. Yields and raises as `read_range` does.
+    """Cut the files of a range into chunks. See `read_range` for what this yields and raises.
 
     Parameters
     ----------
     files : generator of FileOfPieces
-        The files of the range, in order; it is closed at the end.
+        The files of the range, in order. The generator is closed at the end.
     part, selection, chunk_rows, skip, spans
-        As of `read_range`.
+        See `read_range`.
     in_order : callable
         Makes the calls that parse pieces.
 
@@ -377,7 +388,7 @@ def chunks_of(
     reading = _Reading(files, part, selection, chunk_rows, skip, spans)
     for _, pieces in groupby(in_order(reading.calls()), lambda piece: piece.name):
         yield _closed(list(pieces))
-    if not (reading.chunks or part.number):  # the output has a part, and so a schema, even if no row can be read
+    if not (reading.chunks or part.number):  # the output needs a part, and so a schema, even if no row can be read
         name = part_name(part.number, 0)
         reading.chunks = 1
         yield Skipped(name) if skip(name) else replace(empty_chunk(selection), name=name)
@@ -385,7 +396,7 @@ def chunks_of(
 
 
 def _closed(pieces: Sequence[Chunk | Skipped]) -> Chunk | Skipped:
-    """The chunk whose rows these hold, in order."""
+    """Join pieces of one chunk, in order, to the chunk."""
     chunks = [piece for piece in pieces if isinstance(piece, Chunk)]
     if not chunks:
         return pieces[0]
@@ -401,26 +412,26 @@ def _closed(pieces: Sequence[Chunk | Skipped]) -> Chunk | Skipped:
 
 @dataclass
 class _Reading:
-    """What is known of a range while it is read.
+    """The state of reading a range.
 
     Attributes
     ----------
     files
-        As of `chunks_of`.
+        See `chunks_of`.
     part, selection, chunk_rows, skip, spans
-        As of `read_range`.
+        See `read_range`.
     problems, notes, unread
-        As of `RangeEnd`.
+        See `RangeEnd`.
     rows : list of int
-        Read of each file.
+        The number of rows that were read from each file.
     chunks : int
-        Begun.
+        The number of chunks so far, with the one that is being filled.
     stored : int
-        As of `Chunk`.
+        See `Chunk`.
     extent : Extent or None
-        As of `OpenedFile`.
+        See `OpenedFile`.
     held : int
-        Bytes of the chunk's rows, where they come in parsed runs.
+        The bytes of the chunk's rows, if they come in parsed runs.
 
     """
 
@@ -451,11 +462,13 @@ class _Reading:
         return RangeEnd(part.number, rows, self.chunks, problems, unread, begin, after, notes=notes)
 
     def calls(self) -> Iterator[Callable[[], Chunk | Skipped]]:
-        """What makes each part of a chunk, with its name: pieces that are parsed together."""
-        most = min((file.format.limits.chunk_bytes for file in self.part.files), default=0)
-        cutting = Cutting(self.chunk_rows, most)
+        """Yield the calls that parse the input. Each call parses pieces that fit together, and returns a part of a
+        chunk with the chunk's name.
+        """
+        max_bytes = min((file.format.limits.chunk_bytes for file in self.part.files), default=0)
+        cutting = Cutting(self.chunk_rows, max_bytes)
         waiting: list[Piece] = []
-        size = 0  # of those that wait
+        size = 0  # the bytes of the pieces in `waiting`
         skipped = False
         for piece in self._pieces():
             for first, last, new in self._cut(cutting, piece):
@@ -480,10 +493,10 @@ class _Reading:
             return iter([(0, len(piece), is_new)])
         if piece.block is None:
             return cutting.cut(piece.sizes)
-        most, sizes = piece.block.most, piece.block.sizes
+        bound, sizes = piece.block.total_bytes, piece.block.sizes
         most_held = self.selection.most_held
-        most = min(most, len(piece) * min(most, most_held))
-        return cutting.cut_unsized(len(piece), most, lambda: np.minimum(sizes(), most_held))
+        bound = min(bound, len(piece) * min(bound, most_held))
+        return cutting.cut_unsized(len(piece), bound, lambda: np.minimum(sizes(), most_held))
 
     def _call(self, pieces: list[Piece], skipped: bool) -> Callable[[], Chunk | Skipped]:
         name, stored = part_name(self.part.number, self.chunks - 1), self.stored
@@ -493,10 +506,13 @@ class _Reading:
         return lambda: replace(parsed(pieces, self.selection, self.spans), name=name, sources=sources, stored=stored)
 
     def _pieces(self) -> Iterator[Piece]:
-        """The pieces of all files, up to the limit; the others and their problems are noted."""
+        """Yield the pieces of all files, up to the limit of rows. Note the problems of files and the files that were
+        not read.
+        """
         left = self.part.rows
         with closing(self.files) as files:
             for number, opened in enumerate(files):
+                # Yield the pieces of the file, up to the limit of rows.
                 path, before = opened.file.path, sum(file.stored for file in self.part.files[:number])
                 self.extent = opened.extent
                 try:
@@ -511,9 +527,10 @@ class _Reading:
                 except InputChanged:
                     raise
                 except (SourceError, UsageError) as error:
-                    if opened.extent is not None:  # the rows after it have no numbers without these
+                    if opened.extent is not None:  # without these rows, the rows after them have no numbers
                         raise
                     opened.problems.append(error.message)
+                # Note what is known of the file at its end.
                 self.problems += [(path, problem) for problem in opened.problems]
                 self.notes += [(path, note) for note in opened.notes]
                 if opened.problems and not self.rows[number] and not self.part.part:
@@ -525,7 +542,7 @@ class _Reading:
 def _opened(
     part: Range, selection: Selection, chunk_rows: int, spans: list[Span] | None
 ) -> Generator[FileOfPieces, None, None]:
-    """The files of a range in order, several opened ahead; without a look ahead where there is a limit."""
+    """Yield the files of a range in order, and open several ahead. With a limit of rows, open one at a time."""
 
     def open_one(file: InputFile) -> OpenedFile:
         return OpenedFile(file, part, selection, chunk_rows, spans).begin()
@@ -538,7 +555,7 @@ def _opened(
 
 
 def count_range(part: Range, selection: Selection) -> RangeEnd:
-    """Count the records of a part of a file, and parse none of them. Raises SourceError."""
+    """Count the records of a part of a file without parsing them. Raises SourceError."""
     (file,) = part.files
     extent, rows = Extent(None if part.is_last else part.bounds[1]), 0
     examined = examine_like(identified(file), selection, part.first)

@@ -1,4 +1,4 @@
-"""A process that reads input for a worker, so that the two do not share a GIL. Started by `readers.py`.
+"""A process that reads input for a worker, so that the two do not share a GIL. `readers.py` starts it.
 
 Usage: python -m broadsheet.pipeline.source.read.reader_process CONNECTION RING FIRST BYTES. The first two are file
 descriptors, FIRST is the number of the first slot of this process in the ring, and BYTES is the size of a slot.
@@ -25,9 +25,9 @@ import pyarrow as pa  # noqa: E402
 from ...errors import BroadsheetError, InputChanged, SourceError, UsageError  # noqa: E402
 from ...processes.messages import Closed, receive, unpacked  # noqa: E402
 from ...telemetry.spans import STORE_WAITS, Span, drain  # noqa: E402
-from ..chunk import Chunk  # noqa: E402
 from ..open.ahead import PARSING, ahead  # noqa: E402
 from ..plan.plan import RangeEnd  # noqa: E402
+from ..rows.chunk import Chunk  # noqa: E402
 from .read import OpenedFile, Skipped, count_range, read_range  # noqa: E402
 from .readers import (  # noqa: E402
     Failure,
@@ -46,11 +46,11 @@ from .ring_messages import send_message  # noqa: E402
 
 
 class _Reading:
-    """What answers the requests of one connection."""
+    """Answers the requests of one connection."""
 
     def __init__(self, connection: socket.socket, ring: int, first: int, slot_bytes: int) -> None:
         self._connection = connection
-        self._talking = threading.Lock()  # a message, or a question and its answer
+        self._talking = threading.Lock()  # held while a message is sent, or a question is sent and answered
         self._slots = Slots(ring, first, slot_bytes, lambda: unpacked(receive(connection)))
 
     def answer(self) -> None:
@@ -63,13 +63,14 @@ class _Reading:
                     self._send(Item(one, [*drain(spans), *drain(STORE_WAITS)]))
                 self._send(RawEnd())
                 return
-            for item in ahead([partial(self._items, request, spans)], 1, 1):  # one is sent, the next one read
+            # One item is sent while the next one is read.
+            for item in ahead([partial(self._items, request, spans)], 1, 1):
                 own, apart = drain(spans), None
                 if isinstance(item, Chunk):
                     self._send(Size(bytes_of(item)))
                     apart = item.text if request.are_texts_apart and item.text_bytes else None
                 self._send(Item(item, [*own, *drain(STORE_WAITS)]), apart)
-                del item, apart  # before the next one is read
+                del item, apart  # freed before the next item is read
         except Closed:
             raise
         except BroadsheetError as error:
@@ -86,7 +87,7 @@ class _Reading:
             yield count_range(part, selection)
 
     def _raw(self, request: Request, spans: list[Span]) -> Iterator[FileBegun | RawBlock | HostRows | FileDone]:
-        """The files of a range, and the blocks of each."""
+        """Yield the messages about the files of a range, and about the blocks of each file."""
         for file in request.part.files:
             opened = OpenedFile(file, request.part, request.selection, request.chunk_rows, spans)
             yield FileBegun(opened.file.format, opened.selection, opened.start_row, opened.extent)
@@ -113,7 +114,7 @@ class _Reading:
             send_message(self._connection, self._slots, message, apart)
 
     def _next(self) -> Any:
-        """The worker's next message that is not about a slot. Raises Closed."""
+        """Return the worker's next message that is not about a slot. Raises Closed."""
         while isinstance(message := unpacked(receive(self._connection)), Freed | Refused):
             self._slots.note(message)
         return message

@@ -1,8 +1,8 @@
-"""Reader processes: reading for a worker whose engine takes text faster than the threads of one process read it; and
-room in a process for chunks: so much is read before others are classified and written.
+"""Reads in processes of their own, for a worker whose engine takes text faster than the threads of one process read it.
+It also limits how much a worker reads before earlier chunks are classified and written.
 
-A process takes one request at a time: to read a range. Its answer is a stream of chunks, whose values pass through the
-ring (`ring_messages.py`). While nobody takes them, the process reads two ahead, and waits.
+A reader process takes one request at a time: to read a range. Its answer is a stream of chunks, whose values pass
+through the ring (`ring_messages.py`). If nobody receives them, the process reads two chunks ahead, and waits.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from ...errors import BroadsheetError, SourceError, UsageError, first_of
 from ...processes.child import Child
 from ...processes.messages import Closed, packed, send
 from ...telemetry.spans import Span, here
-from ..chunk import Chunk, Selection
-from ..format import Format
 from ..formats.record_format import Counting
 from ..formats.records import Extent
-from ..limits import LIMITS
 from ..plan.plan import Range, RangeEnd
+from ..rows.chunk import Chunk, Selection
+from ..rows.format import Format
+from ..rows.limits import LIMITS
 from .read import Skipped
 from .ring import SLOT_BYTES, SLOTS_EACH, Reply, Ring
 from .ring_messages import OnHost, PlaceTexts, receive_message
@@ -77,7 +77,7 @@ class Room:
 
 
 def bytes_of(chunk: Chunk) -> int:
-    """Bytes that a chunk holds, `MOST_OF_ONE` at most."""
+    """Return the bytes that a chunk holds, at most `MOST_OF_ONE`."""
     ids = 0 if chunk.ids is None else chunk.ids.nbytes
     texts = int(chunk.text.nbytes) + sum(int(texts.nbytes) for texts in chunk.prepared.values())
     return min(texts + chunk.kept_bytes + ids, MOST_OF_ONE)
@@ -87,12 +87,12 @@ _MODULE = "broadsheet.pipeline.source.read.reader_process"
 
 
 class ReaderLost(BroadsheetError):
-    """A reader process has ended in the middle of what it read."""
+    """Raised if a reader process ends before its answer does."""
 
 
 @dataclass(frozen=True)
 class Request:
-    """To read a range.
+    """A request to read a range.
 
     Attributes
     ----------
@@ -101,11 +101,11 @@ class Request:
     selection : Selection
         The columns that the job uses.
     chunk_rows : int
-        Rows in a chunk at most; 0 where the records are to be counted only.
+        The largest number of rows in a chunk; 0 to only count the records.
     is_raw : bool
-        Whether the worker finds the records itself: the answer is that of `read_raw` then.
+        Whether the worker finds the records itself. Then the answer is that of `read_raw`.
     are_texts_apart : bool
-        Whether the bytes of texts are sent apart, to where the worker wants them.
+        Whether the bytes of texts are sent separately, so that the worker can choose their destination.
 
     """
 
@@ -117,20 +117,21 @@ class Request:
 
     @property
     def files(self) -> str:
-        """What is read, for messages."""
+        """The names of what is read, for messages."""
         return first_of([file.path for file in self.part.files], 1) or self.part.name
 
 
 @dataclass(frozen=True)
 class Question:
-    """A reader's, in the middle of an answer: whether the chunk of that name is to be skipped. A bool answers it."""
+    """A reader's question in the middle of an answer: whether to skip the chunk of that name. A bool answers it."""
 
     name: str
 
 
 @dataclass(frozen=True)
 class FileBegun:
-    """The next file of a range. After it come its blocks, each a `RawBlock` or `HostRows`, and then a `FileDone`.
+    """The start of the next file of a range. After it come its blocks, each as a `RawBlock` or `HostRows`, and then a
+    `FileDone`.
 
     Attributes
     ----------
@@ -139,9 +140,9 @@ class FileBegun:
     selection : Selection
         The columns that the job uses, as they are in this file.
     row : int
-        The number of its first row; 0 for a part of a file whose start is not known.
+        The number of the file's first row; 0 for a part of a file whose start is not known.
     extent : Extent or None
-        As of `OpenedFile`, before it is read.
+        See `OpenedFile`. It is sent before the file is read.
 
     """
 
@@ -153,16 +154,16 @@ class FileBegun:
 
 @dataclass(frozen=True)
 class HostRows:
-    """Rows of a file that this process has read. From the first of these on, no raw blocks follow in the file.
+    """Rows of a file that the reader process has parsed. After the first of these, no raw blocks follow in the file.
 
     Attributes
     ----------
     chunk : Chunk
         The rows, with numbers from 0.
     sizes : ndarray
-        int64, the bytes of each record.
+        int64 [N], the bytes of each record.
     stored : int
-        As of `RawBlock`.
+        See `RawBlock`.
 
     """
 
@@ -178,9 +179,9 @@ class FileDone:
     Attributes
     ----------
     problems, notes, extent, counting
-        As of `OpenedFile`.
+        See `OpenedFile`.
     error : Exception or None
-        Why it could not be read further.
+        The reason why the file could not be read further.
 
     """
 
@@ -193,14 +194,14 @@ class FileDone:
 
 @dataclass(frozen=True)
 class Size:
-    """The next item holds a chunk of so many bytes."""
+    """Tells the worker that the next item holds a chunk of that many bytes."""
 
     bytes: int
 
 
 @dataclass(frozen=True)
 class Item:
-    """One of an answer's, and the spans of its reading. The last is a `RangeEnd`."""
+    """An item of an answer, with the spans of its reading. The last item is a `RangeEnd`."""
 
     value: Any
     spans: list[Span]
@@ -220,8 +221,17 @@ class Failure:
 
 
 class Readers:
-    """Reader processes of this worker, which end with it at the latest. count: how many, one for a core. at_once: that
-    many start now, the others when they are needed; a start takes half a second of a core. slot_bytes: as of `Ring`.
+    """The reader processes of this worker. They end with the worker at the latest.
+
+    Parameters
+    ----------
+    count : int
+        The number of processes, one for each core.
+    at_once : int
+        How many processes start now. The others start when they are needed. A start takes half a second of a core.
+    slot_bytes : int
+        See `Ring`.
+
     """
 
     def __init__(self, count: int, at_once: int, slot_bytes: int = SLOT_BYTES) -> None:
@@ -233,8 +243,8 @@ class Readers:
         self._closed = False
         self._running: set[_Reader] = set()
         self._free: LifoQueue[_Reader | None] = LifoQueue()
-        """None in place of one that is to be started when it is needed."""
-        for left in reversed(range(count)):  # those that have started are taken first
+        """Has None in place of a process that is started when it is needed."""
+        for left in reversed(range(count)):  # last in, first out: started processes are used first
             self._free.put(self._started() if left < at_once else None)
 
     def read_range(
@@ -247,50 +257,53 @@ class Readers:
         reserve: Callable[[int], bool],
         place_texts: PlaceTexts | None = None,
     ) -> Generator[Chunk | Skipped | RangeEnd, None, None]:
-        """Read a range in a process, which this waits for.
+        """Read a range in a process. This waits for a process before it returns.
 
         Parameters
         ----------
         part, selection, chunk_rows, skip, spans
-            As of `broadsheet.pipeline.source.read.read.read_range`.
+            See `broadsheet.pipeline.source.read.read.read_range`.
         reserve : callable
-            Called before a chunk of so many bytes is received; it returns once there is room for it, and False where
-            the rest is not wanted.
+            Called with the number of bytes before a chunk is received. It returns True as soon as there is room for the
+            chunk, and False if the rest is not wanted.
         place_texts : callable, optional
-            Returns a place for the texts of a chunk, by their bytes. By default they are in this process's memory.
+            Returns a destination for the texts of a chunk, by their number of bytes. By default they go to this
+            process's memory.
 
         Raises
         ------
         ReaderLost
-            If the process ends in the middle.
+            If the process ends before its answer does.
 
         """
         request = Request(part, selection, chunk_rows, are_texts_apart=place_texts is not None)
         return started(self._answers(request, skip, reserve, spans, place_texts or OnHost))
 
     def read_raw(self, part: Range, selection: Selection, spans: list[Span]) -> Generator[Any, Reply | None, None]:
-        """Have a process fill the slots of the ring with the records of a range. Waits for a process before it returns.
+        """Have a process fill the slots of the ring with the records of a range. This waits for a process before it
+        returns.
 
         Parameters
         ----------
         part, selection, spans
-            As of `broadsheet.pipeline.source.read.read.read_range`.
+            See `broadsheet.pipeline.source.read.read.read_range`.
 
         Yields
         ------
         FileBegun, RawBlock, HostRows or FileDone
-            For each file of the range in order. `send` the reply to a `RawBlock`; the generator then yields None.
+            The messages about each file of the range, in order. `send` the reply to a `RawBlock`; the generator then
+            yields None.
 
         Raises
         ------
         ReaderLost
-            If the process ends in the middle.
+            If the process ends before its answer does.
 
         """
         return started(self._raw_messages(part, selection, spans))
 
     def _raw_messages(self, part: Range, selection: Selection, spans: list[Span]) -> Generator[Any, Reply | None, None]:
-        """Yield None once it has a process, then what `read_raw` yields."""
+        """Yield None as soon as there is a process, then what `read_raw` yields."""
         with self._process() as reader:
             yield None
             reader.ask(Request(part, selection, is_raw=True))
@@ -304,14 +317,14 @@ class Readers:
                     reply = yield None
 
     def count_range(self, part: Range, selection: Selection) -> RangeEnd:
-        """Count the records of a range in a process. Raises as `read_range` does."""
+        """Count the records of a range in a process. Raises the errors of `read_range`."""
         request = Request(part, selection)
         with closing(started(self._answers(request, lambda _: False, lambda _: True, []))) as answers:
             end: RangeEnd = next(answers)
             return end
 
     def close(self) -> None:
-        """End the processes, those too that are reading: whoever waits for one gets ReaderLost."""
+        """End the processes, also those that are reading. Threads that wait for one get ReaderLost."""
         with self._lock:
             self._closed = True
             for reader in self._running:
@@ -319,7 +332,7 @@ class Readers:
         with suppress(Empty):
             while True:
                 self._discard(self._free.get_nowait())
-        for _ in range(self.count):  # for those that wait
+        for _ in range(self.count):  # for the threads that wait for a process
             self._free.put(None)
         self.ring.close()
 
@@ -331,14 +344,14 @@ class Readers:
         spans: list[Span],
         place_texts: PlaceTexts = OnHost,
     ) -> Generator[Any, None, None]:
-        """None once there is a process, then the items of its answer.
+        """Yield None as soon as there is a process, then the items of its answer.
 
         Parameters
         ----------
         request : Request
             The request.
         skip, reserve, spans, place_texts
-            As of `read_range`.
+            See `read_range`.
 
         """
         with self._process() as reader:
@@ -360,11 +373,13 @@ class Readers:
                 yield message.value
                 if isinstance(message.value, RangeEnd):
                     return
-                del message  # whose chunk need not stay while this waits for the next one
+                del message  # its chunk need not stay in memory while this waits for the next one
 
     @contextmanager
     def _process(self) -> Iterator[_Reader]:
-        """A process that answers a request in the block; one whose answer is not received whole is replaced."""
+        """Return a context with a process that answers one request. If the answer is not received to its end, the
+        process is replaced.
+        """
         reader = self._free.get()
         self._note(+1)
         try:
@@ -387,7 +402,7 @@ class Readers:
             self.ring.share.set(self.count // max(1, self._under_way))
 
     def _started(self) -> _Reader | None:
-        """A new process; None where none can be started."""
+        """Start a process. Return None if none can be started."""
         with self._lock:
             if self._closed:
                 return None
@@ -409,30 +424,30 @@ class Readers:
 
 
 def started(items: Generator[Any, Any, None]) -> Generator[Any, Any, None]:
-    """Run a generator up to its first item, which is None, and return it. From then on it holds a process, which its
-    `close` gives back.
+    """Run a generator up to its first item, which is None, and return it. From then on it holds a process, and its
+    `close` gives the process back.
 
-    A task takes a process before it takes room for a chunk. If tasks held room and waited for a process, those that
-    have the processes could wait for that room, and all would wait for ever.
+    A task reserves a process before it reserves room for a chunk. If tasks held room and waited for a process, the
+    tasks with a process could wait for that room, and all of them would wait forever.
     """
     next(items)
     return items
 
 
 class _Reader(Child):
-    """One process. Raises OSError where it cannot be started.
+    """A reader process. Raises OSError if it cannot be started.
 
     Parameters
     ----------
     ring : Ring
         The slots of all readers.
     number : int
-        The number of this one among the readers that run.
+        The number of this reader among those that run.
 
     Attributes
     ----------
     asked : Request or None
-        The request whose answer has not been received whole.
+        The request whose answer has not been received to its end.
 
     """
 
@@ -444,18 +459,18 @@ class _Reader(Child):
         self.asked: Request | None = None
 
     def ask(self, request: Request) -> None:
-        """Begin to ask for the answer to a request."""
+        """Send a request. `next` returns its answer."""
         self.asked = request
-        with suppress(Closed):  # `next` says so
+        with suppress(Closed):  # `next` raises the error
             send(self.connection, [cloudpickle.dumps(request)])
 
     def tell(self, reply: Reply | bool) -> None:
-        """Tell it of a slot, or answer its question."""
+        """Send the reply about a slot, or the answer to a question."""
         with suppress(Closed):
             send(self.connection, packed(reply))
 
     def next(self, place_texts: PlaceTexts = OnHost) -> Size | Item | Question | Failure | RawEnd:
-        """The next message of the answer. place_texts: as of `receive_message`. Raises ReaderLost."""
+        """Return the next message of the answer. place_texts: see `receive_message`. Raises ReaderLost."""
         try:
             message: Size | Item | Question | Failure | RawEnd
             message = receive_message(self.connection, self._ring, place_texts)

@@ -1,7 +1,7 @@
 """Memory that a worker shares with its reader processes.
 
-Each reader has slots of its own. It fills them with the bytes of files, or with what it has read of them, and fills one
-again once the worker has freed it.
+Each reader has slots of its own. It fills a slot with the bytes of files, or with the rows that it has read from them.
+Once the worker has freed the slot, the reader fills it again.
 """
 
 from __future__ import annotations
@@ -15,24 +15,26 @@ from dataclasses import dataclass
 from ...errors import BroadsheetError, cause
 
 SLOT_BYTES = 32 << 20
-"""Bytes of a slot. Smaller slots would mean more launches of kernels, larger ones more memory that is page-locked."""
+"""The size of a slot in bytes. Smaller slots would need more launches of kernels, and larger ones more page-locked
+memory.
+"""
 
 SLOTS_EACH = 2
-"""Slots of a reader: it fills one while the worker uses the other."""
+"""The number of slots of a reader. It fills one while the worker uses the other."""
 
 _BEFORE = mmap.ALLOCATIONGRANULARITY
-"""Bytes before the first slot; the first of them is that of `Share`."""
+"""The bytes before the first slot. `Share` uses the first of them."""
 
 
 class Share:
-    """How many cores a reader may use now: all of the readers', divided by the requests under way."""
+    """The number of cores that a reader may use now: the cores of all readers, divided by the requests under way."""
 
     def __init__(self, memory: mmap.mmap) -> None:
         self._memory = memory
 
     @classmethod
     def of(cls, descriptor: int) -> Share:
-        """The same in a reader. descriptor: the file that the worker has made."""
+        """Return a reader's view of the share. descriptor: the file that the worker has made."""
         return cls(mmap.mmap(descriptor, _BEFORE))
 
     def get(self) -> int:
@@ -43,23 +45,23 @@ class Share:
 
 
 class Ring:
-    """The slots of all readers, as the worker sees them. Raises BroadsheetError where the host has no memory for them.
+    """The slots of all readers, as the worker sees them. Raises BroadsheetError if the host has no memory for them.
 
     Parameters
     ----------
     readers : int
-        How many readers there are at most.
+        The largest number of readers.
     slot_bytes : int
-        Bytes of a slot.
+        The size of a slot in bytes.
 
     Attributes
     ----------
     descriptor : int
-        The file by which readers share the memory.
+        The file through which readers share the memory.
     memory : mmap
         The memory.
     share : Share
-        How many cores each reader may use now.
+        The number of cores that each reader may use now.
 
     """
 
@@ -79,7 +81,7 @@ class Ring:
         self.share = Share(self.memory)
 
     def block(self, slot: int, size: int) -> memoryview:
-        """The first `size` bytes of a slot."""
+        """Return a view of the first `size` bytes of a slot."""
         begin = _BEFORE + slot * self.slot_bytes
         return memoryview(self.memory)[begin : begin + size]
 
@@ -90,28 +92,30 @@ class Ring:
 
 @dataclass(frozen=True)
 class Freed:
-    """From the worker: it has used the first slot that was not freed yet."""
+    """The worker tells the reader that it has used the first slot that it had not freed yet."""
 
 
 @dataclass(frozen=True)
 class Refused:
-    """From the worker: the host must read the first block that is not freed yet. The worker ignores the others."""
+    """The worker tells the reader that the host must read the first block that is not freed yet. The worker ignores the
+    blocks after it.
+    """
 
 
 Reply = Freed | Refused
-"""What the worker says of a slot that it was given. It replies in the order in which it was given them."""
+"""The worker's reply about a slot. The replies come in the order in which the worker received the slots."""
 
 
 @dataclass(frozen=True)
 class Filled:
-    """To the worker: a slot holds the next bytes of a message (`ring_messages.py`).
+    """The reader tells the worker that a slot holds the next bytes of a message (`ring_messages.py`).
 
     Attributes
     ----------
     slot : int
         The number of the slot in the ring.
     size : int
-        How many bytes there are.
+        The number of bytes.
 
     """
 
@@ -121,18 +125,18 @@ class Filled:
 
 @dataclass(frozen=True)
 class RawBlock:
-    """To the worker: a slot holds records of a file.
+    """The reader tells the worker that a slot holds records of a file.
 
     Attributes
     ----------
     slot : int
         The number of the slot in the ring.
     size : int
-        Bytes of the records; the last of them is a line end.
+        The number of bytes of the records. The last byte is a line end.
     at : int
-        The byte of the file at which they begin.
+        The byte of the file at which the records begin.
     stored : int
-        How many bytes have been read of the file as it is stored; 0 where that is not known.
+        How many stored bytes of the file have been read; 0 if that is not known.
 
     """
 
@@ -152,14 +156,14 @@ class Slots:
     first : int
         The number of the first slot of this reader.
     slot_bytes : int
-        Bytes of a slot.
+        The size of a slot in bytes.
     reply : callable
-        Waits for the worker's next reply, and returns it.
+        Waits for the worker's next reply and returns it.
 
     Attributes
     ----------
     is_refused : bool
-        Whether the worker has refused a block; `withdraw` ends that.
+        Whether the worker has refused a block. `withdraw` resets this.
 
     """
 
@@ -172,43 +176,46 @@ class Slots:
         self._given: deque[RawBlock | Filled] = deque()
 
     def reserve(self) -> int | None:
-        """The place in `memory` of a free slot, for which this waits; None once the worker has refused a block."""
+        """Wait for a free slot and return its place in `memory`. Return None if the worker has refused a block."""
         while not (self._free or self.is_refused):
             self.note(self._reply())
         return None if self.is_refused else self._free[0] * self.slot_bytes
 
     def give(self, size: int, at: int, stored: int) -> RawBlock:
-        """The message about the slot that was reserved, which now holds records."""
+        """Return the message that the reserved slot now holds records."""
         block = RawBlock(self._first + self._free.popleft(), size, at, stored)
         self._given.append(block)
         return block
 
     def give_bytes(self, size: int) -> Filled:
-        """The message about the slot that was reserved, which now holds so many bytes of a message."""
+        """Return the message that the reserved slot now holds `size` bytes of a message."""
         filled = Filled(self._first + self._free.popleft(), size)
         self._given.append(filled)
         return filled
 
-    def content(self, block: RawBlock, most: int = SLOT_BYTES) -> bytes:
-        """A copy of the records of a block, or of its first `most` bytes."""
+    def content(self, block: RawBlock, max_bytes: int = SLOT_BYTES) -> bytes:
+        """Return a copy of the records of a block, or of its first `max_bytes` bytes."""
         begin = (block.slot - self._first) * self.slot_bytes
-        return self.memory[begin : begin + min(block.size, most)]
+        return self.memory[begin : begin + min(block.size, max_bytes)]
 
     def settle(self) -> None:
-        """Wait until the worker has freed every block that it was given, or has refused one."""
+        """Wait until the worker has freed all blocks that it was sent, or has refused one."""
         while self._given and not self.is_refused:
             self.note(self._reply())
 
     def withdraw(self) -> tuple[list[bytes], int]:
-        """The blocks from the refused one on, whose slots are then free, and the byte of the file of the first."""
-        refused = [block for block in self._given if isinstance(block, RawBlock)]  # bytes of messages were freed before
+        """Take back the blocks from the refused one on, and free their slots. Return their content, and the byte of the
+        file at which the first of them begins.
+        """
+        # Slots with bytes of messages were freed before.
+        refused = [block for block in self._given if isinstance(block, RawBlock)]
         self._free.extend(block.slot - self._first for block in refused)
         self._given.clear()
         self.is_refused = False
         return [self.content(block) for block in refused], refused[0].at
 
     def note(self, reply: Reply) -> None:
-        """Note what the worker says of the first slot that it was given and has not freed yet."""
+        """Note the worker's reply about the first slot that it was sent and has not freed yet."""
         if isinstance(reply, Refused):
             self.is_refused = True
         else:

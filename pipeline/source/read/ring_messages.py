@@ -1,8 +1,8 @@
-"""Messages of a reader process whose large frames go through the ring: a chunk, with its texts and kept columns.
+"""Messages of a reader process whose large frames go through the ring: chunks, with their texts and kept columns.
 
-The socket has the small frames, and says how large the others are. These follow one after another, in pieces: the
-reader copies a piece to a slot, the worker copies it to where it belongs, and frees the slot. A piece may hold several
-frames, and a frame may take several pieces.
+The small frames go through the socket, together with the sizes of the large ones. The large frames follow one after
+another, in pieces: the reader copies a piece to a slot, and the worker copies it to its destination and frees the slot.
+A piece may hold several frames, and a frame may take several pieces.
 """
 
 from __future__ import annotations
@@ -19,29 +19,29 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from ...processes.messages import LARGE, Frame, Pickler, packed, receive, send, unpacked
-from ..chunk import OffHost, are_blank, buffers_of
+from ..rows.chunk import OffHost, are_blank, buffers_of
 from .ring import Filled, Freed, Ring, Slots
 
 PIECE_BYTES = 4 << 20
-"""Bytes of a piece at most. Smaller pieces would mean more messages, and larger ones more memory: a slot takes only as
-much as was written to it.
+"""The largest size of a piece in bytes. Smaller pieces would mean more messages, and larger ones more memory, because a
+slot takes only as much memory as was written to it.
 """
 
 
 @dataclass(frozen=True)
 class _InPieces:
-    """To the worker: a message of which some frames follow in pieces.
+    """The header of a message for the worker. Some of its frames follow in pieces.
 
     The frames are the tables, each as a buffer of Arrow's stream format, then the pickle, then the other buffers.
 
     Attributes
     ----------
     tables : int
-        How many tables there are.
+        The number of tables.
     follow : list of int or None
-        Of each frame, its bytes if it follows; None if it comes beside this one in the socket.
+        The size in bytes of each frame that follows; None for a frame that comes with this header through the socket.
     text_bytes : int or None
-        Bytes of the texts that follow after the frames; None where the texts are not sent apart.
+        The bytes of the texts that follow the frames; None if the texts are not sent separately.
 
     """
 
@@ -51,7 +51,7 @@ class _InPieces:
 
 
 class Place(Protocol):
-    """Memory for so many bytes, which arrive in pieces."""
+    """A destination in memory for bytes that arrive in pieces."""
 
     def write(self, at: int, piece: NDArray[np.uint8], slot: int) -> None:
         """Copy a piece to its place.
@@ -59,43 +59,43 @@ class Place(Protocol):
         Parameters
         ----------
         at : int
-            The first byte of the place.
+            The first byte of the destination to write.
         piece : ndarray
-            uint8 [bytes], in a slot of the ring. The slot is filled again once this returns.
+            uint8 [bytes], in a slot of the ring. The slot may be filled again once this returns.
         slot : int
             The number of the slot.
 
         """
 
     def texts(self, offsets: NDArray[np.int64], is_blank: NDArray[np.bool_]) -> OffHost | pa.LargeBinaryArray:
-        """The N texts whose bytes have arrived.
+        """Return the N texts whose bytes have arrived.
 
         Parameters
         ----------
         offsets : ndarray
-            int64 [N + 1], where each begins in the place, and the last ends.
+            int64 [N + 1]: where each text begins in the destination, and where the last one ends.
         is_blank : ndarray
-            bool [N], which hold nothing but white space.
+            bool [N]: which texts hold nothing but white space.
 
         """
 
 
 class OnHost:
-    """Memory of this process for so many bytes: as of `Place`."""
+    """A destination in the memory of this process (see `Place`)."""
 
     def __init__(self, size: int) -> None:
         self.buffer = pa.allocate_buffer(size)
         self._held = np.frombuffer(self.buffer, np.uint8)
 
     def write(self, at: int, piece: NDArray[np.uint8], slot: int) -> None:
-        self._held[at : at + len(piece)] = piece  # NumPy releases the GIL, which an assignment to a memoryview does not
+        self._held[at : at + len(piece)] = piece  # NumPy releases the GIL here; an assignment to a memoryview would not
 
     def texts(self, offsets: NDArray[np.int64], is_blank: NDArray[np.bool_]) -> pa.LargeBinaryArray:
         return pa.Array.from_buffers(pa.large_binary(), len(is_blank), [None, pa.py_buffer(offsets), self.buffer])
 
 
 PlaceTexts = Callable[[int], Place]
-"""Returns a place for the texts of a chunk, by their bytes."""
+"""Returns a destination for the texts of a chunk, by their number of bytes."""
 
 
 def send_message(
@@ -108,11 +108,11 @@ def send_message(
     connection : socket
         The connection to the worker.
     slots : Slots
-        Those of this process.
+        The slots of this process.
     message : object
         The message.
     apart : pyarrow.LargeBinaryArray, optional
-        Texts in the message, whose bytes go where the worker wants them.
+        Texts in the message whose bytes are sent separately, so that the worker can choose their destination.
 
     Raises
     ------
@@ -144,7 +144,7 @@ def send_message(
 
 
 def receive_message(connection: socket.socket, ring: Ring, place_texts: PlaceTexts) -> Any:
-    """The next message of a reader. Raises Closed.
+    """Return the next message of a reader. Raises Closed.
 
     Parameters
     ----------
@@ -153,7 +153,7 @@ def receive_message(connection: socket.socket, ring: Ring, place_texts: PlaceTex
     ring : Ring
         The slots of all readers.
     place_texts : callable
-        Returns a place for texts that come apart.
+        Returns a destination for texts that are sent separately.
 
     """
     came = receive(connection)
@@ -177,7 +177,7 @@ def receive_message(connection: socket.socket, ring: Ring, place_texts: PlaceTex
 
 
 def _filled(slots: Slots, parts: Sequence[NDArray[np.uint8]]) -> Iterator[Filled]:
-    """Copy the parts of frames, uint8 [bytes] each, to slots. Yields each slot once it is filled."""
+    """Copy the parts of frames, each uint8 [bytes], to slots. Yield the message about each slot once it is full."""
     memory = np.frombuffer(slots.memory, np.uint8)
     room = min(slots.slot_bytes, PIECE_BYTES)
     begin, used = slots.reserve(), 0
@@ -187,7 +187,7 @@ def _filled(slots: Slots, parts: Sequence[NDArray[np.uint8]]) -> Iterator[Filled
             if used == room:
                 yield slots.give_bytes(used)
                 begin, used = slots.reserve(), 0
-            assert begin is not None  # blocks are refused, and there are none here
+            assert begin is not None  # only blocks can be refused, and there are none here
             count = min(room - used, len(part) - at)
             memory[begin + used : begin + used + count] = part[at : at + count]
             at, used = at + count, used + count
@@ -196,7 +196,7 @@ def _filled(slots: Slots, parts: Sequence[NDArray[np.uint8]]) -> Iterator[Filled
 
 
 def _fill(places: Sequence[tuple[Place, int]], connection: socket.socket, ring: Ring) -> None:
-    """Copy the pieces that arrive to their places, each given with its bytes."""
+    """Copy the pieces that arrive to their destinations. places: each destination with its size in bytes."""
     piece, slot, used = np.empty(0, np.uint8), -1, 0
     for place, size in places:
         at = 0
@@ -213,12 +213,12 @@ def _fill(places: Sequence[tuple[Place, int]], connection: socket.socket, ring: 
 
 @dataclass(frozen=True)
 class _Table:
-    """In a pickle, the place of a table.
+    """The place of a table in a pickle.
 
     Attributes
     ----------
     number : int
-        Its number among the tables of the message.
+        The number of the table among those of the message.
 
     """
 
@@ -226,7 +226,7 @@ class _Table:
 
 
 class _Pickler(Pickler):
-    """Pickles a message without its tables, and without the bytes of texts that are sent apart.
+    """Pickles a message without its tables, and without the bytes of texts that are sent separately.
 
     Attributes
     ----------
@@ -236,7 +236,7 @@ class _Pickler(Pickler):
     Parameters
     ----------
     apart : pyarrow.LargeBinaryArray or None
-        The texts that are sent apart.
+        The texts that are sent separately.
 
     """
 
@@ -262,7 +262,7 @@ class _Pickler(Pickler):
 
 
 class _Parts:
-    """A file that keeps what is written to it, as it is."""
+    """A file that keeps everything that is written to it, without a copy."""
 
     def __init__(self) -> None:
         self.written: list[Frame] = []
@@ -272,7 +272,7 @@ class _Parts:
         self.written.append(part)
 
     def flush(self) -> None:
-        """As of a file."""
+        """Do nothing. Arrow calls this on files."""
 
     def close(self) -> None:
         self.closed = True
@@ -288,7 +288,7 @@ class _Unpickler(pickle.Unpickler):
     tables : sequence of buffer
         The tables, in Arrow's stream format.
     text : Place or None
-        Where the texts are that came apart.
+        The destination of texts that were sent separately.
 
     """
 

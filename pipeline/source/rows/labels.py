@@ -1,4 +1,5 @@
-"""Labels: what a cell of a label column says, which labels are one class, and which class of a model a label names.
+"""Reads labels: what a cell of a label column says, which labels are one class, and which class of a model a label
+names.
 
 Training, evaluation, calibration and the truth of a job all use these functions, so a file that a model was trained on
 has the same labels when the model is evaluated on it.
@@ -24,36 +25,41 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from ..errors import UsageError
+from ...errors import UsageError
 from .layouts import LIST_VIEWS, LISTS, is_one_of, plain_values
 
 NO_TRUTH = -1
 
 _WHOLE_NUMBER = re.compile(r"(-?(?:0|[1-9][0-9]*))(?:\.0+)?")
-"""A whole number as tools write it: ``7`` or ``7.0``. ``007`` is none: it is a code, which a number would damage."""
+"""Matches a whole number as tools write it: ``7`` or ``7.0``. It does not match ``007``, which is a code that a number
+would damage.
+"""
 
 _CODE = re.compile(r"[-+]?[0-9.,]*[0-9][0-9.,]*([eE][-+]?[0-9]+)?")
-"""A name that is written in digits: a number of any kind, or a code such as ``007``."""
+"""Matches a name that is written in digits: a number of any kind, or a code such as ``007``."""
 
 _BOOLEANS = {"true": "true", "True": "true", "TRUE": "true", "false": "false", "False": "false", "FALSE": "false"}
 _NUMBER_OF_BOOLEAN = {"true": "1", "false": "0"}
 
 _MISSING = pa.array(["", "nan", "NaN", "<NA>"], pa.large_string())
-"""What CSV files hold for a missing label: nothing, or what pandas and NumPy print for it; and spaces around that."""
+"""What CSV files hold for a missing label: nothing, or what pandas and NumPy print for it. There may be spaces around
+it.
+"""
 
 _DEFAULT_NAME = re.compile(r"LABEL_([0-9]+)")
-"""The names that transformers gives the classes of a model whose author named none. They count from 0."""
+"""Matches the names that transformers gives the classes of a model whose author named none. They count from 0."""
 
 _SHORTEST, _SHARE_OF_TYPOS = 4, 0.2
-"""Letters of the names that are compared letter by letter, at least; and rows of a misspelled name, at most, as a share
-of those of the right one."""
+"""The smallest number of letters in names that are compared letter by letter; and the largest number of rows of a
+misspelled name, as a share of the rows of the right one.
+"""
 
 _SHOWN = 8
-"""The most labels that a message names."""
+"""The largest number of labels that a message names."""
 
 
 def label_type(kind: pa.DataType) -> pa.DataType:
-    """The type of a label column's labels: strings, or lists of strings where its cells hold lists."""
+    """Return the type of a label column's labels: strings, or lists of strings if its cells hold lists."""
     kind = kind.value_type if pa.types.is_dictionary(kind) else kind
     return pa.list_(pa.string()) if _is_list(kind) else pa.string()
 
@@ -66,18 +72,18 @@ def labels_of(cells: pa.Array, names: Sequence[str] | None = None) -> pa.Array:
     cells : pyarrow.Array
         [N], strings, numbers, booleans, or lists of these.
     names : sequence of str, optional
-        The names of the classes whose numbers, from 0, the cells hold. The file itself has them. A negative number
-        stands for no label. Cells that are no numbers are labels as they are.
+        The names of the classes, as the file has them, if the cells hold the numbers of classes, from 0. A negative
+        number stands for no label. Cells that are not numbers are labels themselves.
 
     Returns
     -------
     pyarrow.Array
-        [N], of strings, or of lists of strings for lists; null where a cell has no label.
+        [N], strings, or lists of strings for lists; null if a cell has no label.
 
     Raises
     ------
     UsageError
-        For cells of another type, and a number that `names` has no name for.
+        If the cells are of another type, or hold a number for which `names` has no name.
 
     """
     if pa.types.is_dictionary(cells.type):
@@ -121,21 +127,21 @@ def _named(numbers: pa.Array, names: Sequence[str]) -> pa.Array:
 
 
 def class_names_in(schema: pa.Schema) -> dict[str, tuple[str, ...]]:
-    """The names of the classes that a file of Hugging Face's datasets has for its columns of class numbers.
+    """Return the names of the classes that a file of Hugging Face's `datasets` has for its columns of class numbers.
 
     `datasets` writes its features into the metadata of Parquet and Arrow schemas, as JSON under the key
-    ``huggingface``. A feature ``ClassLabel`` has the names in the order of their numbers, from 0; it may be within a
-    list, or within another column.
+    ``huggingface``. A feature ``ClassLabel`` has the names in the order of their numbers, from 0. It may be within a
+    list or within another column.
     """
     try:
         features = json.loads((schema.metadata or {}).get(b"huggingface", b"{}"))["info"]["features"]
         return dict(_named_features(features))
     except (ValueError, KeyError, TypeError, AttributeError):
-        return {}  # no such metadata, or damaged: the column holds numbers then
+        return {}  # no such metadata, or it is damaged: then the column holds numbers
 
 
 def _named_features(features: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, tuple[str, ...]]]:
-    """Each column that has names of classes, and these. A column within another has a name with dots."""
+    """Yield each column that has names of classes, with these names. A column within another has a name with dots."""
     for column, feature in features.items():
         if (names := _class_names(feature)) is not None:
             yield f"{before}{column}", names
@@ -156,7 +162,7 @@ def _class_names(feature: Any) -> tuple[str, ...] | None:
 
 
 def _value(label: str) -> str:
-    """The value that a label spells: all spellings of one number, or of one boolean, have the same."""
+    """Return the value that a label spells. All spellings of one number, or of one boolean, have the same value."""
     if label in _BOOLEANS:
         return _BOOLEANS[label]
     number = _WHOLE_NUMBER.fullmatch(label)
@@ -166,17 +172,19 @@ def _value(label: str) -> str:
 
 
 def folded(label: str) -> str:
-    """The label without what `--fold-labels` takes for spelling: case, spaces around and within, and Unicode form."""
+    """Return the label without the differences that `--fold-labels` ignores: case, spaces, and Unicode form."""
     return " ".join(unicodedata.normalize("NFKC", label).casefold().split())
 
 
 def _folded_value(label: str) -> str:
-    """The value that a label spells once it is folded."""
+    """Return the value that a label spells once it is folded."""
     return _value(folded(label))
 
 
 def _same_value(labels: Iterable[str]) -> dict[str, str]:
-    """The value of each label. 1 and true are one value, and 0 and false, in a column that holds nothing else."""
+    """Return the value of each label. In a column that holds nothing else, 1 and true are one value, and so are 0 and
+    false.
+    """
     values = {label: _value(label) for label in labels}
     if {*values.values()} <= {"0", "1", "true", "false"}:
         values = {label: _NUMBER_OF_BOOLEAN.get(value, value) for label, value in values.items()}
@@ -184,7 +192,7 @@ def _same_value(labels: Iterable[str]) -> dict[str, str]:
 
 
 def class_of_each(counts: Mapping[str, int], fold: bool = False) -> dict[str, str]:
-    """The class of each label that occurs: the commonest spelling of its value.
+    """Return the class of each label that occurs: the commonest spelling of its value.
 
     Parameters
     ----------
@@ -209,7 +217,7 @@ def class_of_each(counts: Mapping[str, int], fold: bool = False) -> dict[str, st
 
 
 def spelled_alike(counts: Mapping[str, int]) -> list[list[str]]:
-    """The classes that look like spellings of one: each group of names that folding would make one class.
+    """Return the classes that look like spellings of one class: each group of names that folding would make one class.
 
     counts: how many rows have each class. The names of a group are in the order of their counts, the commonest first.
     """
@@ -220,7 +228,8 @@ def spelled_alike(counts: Mapping[str, int]) -> list[list[str]]:
 
 
 def one_letter_off(counts: Mapping[str, int]) -> list[list[str]]:
-    """The classes that may be one, since a letter of their names is missing, added, changed, or swapped with the next.
+    """Return the classes that may be one, because one letter of their names is missing, added, changed, or swapped with
+    the next.
 
     Parameters
     ----------
@@ -230,8 +239,9 @@ def one_letter_off(counts: Mapping[str, int]) -> list[list[str]]:
     Returns
     -------
     list of list of str
-        Groups of names, the commonest first; folded, each of the others is a letter away from that one. It has a fifth
-        of its rows at most, and no digit differs: what is written on purpose is mostly commoner, or numbered.
+        Groups of names, the commonest first. When folded, each other name is one letter away from the first. It has at
+        most a fifth of the first one's rows, and no digit differs: names that are different on purpose are mostly
+        commoner, or numbered.
 
     """
     by_count = sorted(counts, key=lambda name: (-counts[name], name))
@@ -259,7 +269,7 @@ def one_letter_off(counts: Mapping[str, int]) -> list[list[str]]:
 
 
 def _is_one_off(one: str, other: str) -> bool:
-    """Whether a letter is missing, added, changed, or swapped with the next, between two names."""
+    """Whether two names differ by one letter that is missing, added, changed, or swapped with the next."""
     same = 0
     while same < min(len(one), len(other)) and one[same] == other[same]:
         same += 1
@@ -277,11 +287,11 @@ class LabelRules:
     Attributes
     ----------
     numbers_from : int or None
-        The number of the first class, 0 or 1, in a column of class numbers; None where no label is a class number.
+        The number of the first class, 0 or 1, in a column of class numbers; None if no label is a class number.
     fold : bool
-        Whether labels that differ from a class only by case, spaces or Unicode form name it.
+        Whether a label that differs from a class only by case, spaces or Unicode form names that class.
     classes_of : mapping of str to str
-        What labels stand for that mean something else than they say; "" for no class.
+        The class for which a label stands, if that is not the label itself; "" for no class.
 
     """
 
@@ -290,10 +300,11 @@ class LabelRules:
     classes_of: Mapping[str, str] = field(default_factory=dict)
 
     def indices(self, labels: Iterable[str], classes: Sequence[str]) -> dict[str, int]:
-        """The index of the class that each label names; NO_TRUTH for a label that names none.
+        """Return the index of the class that each label names, and NO_TRUTH for a label that names none.
 
-        A class number names its class. Any other label names the class that is spelled like it, else the class of the
-        same value, else with `fold` the class that is spelled alike. Where two classes would do, it names none.
+        A class number names its class. Any other label names the class that is spelled like it, or else the class of
+        the same value, or else, with `fold`, the class that is equal once both are folded. If two classes fit, it names
+        none.
         """
         spellings = {name: i for i, name in enumerate(classes)}
         values = _positions(_value(name) for name in classes)
@@ -316,25 +327,27 @@ class LabelRules:
         return {label: index(label) for label in labels}
 
     def _numbers(self, classes: Sequence[str]) -> dict[str, int]:
-        """The index of the class that each class number stands for. `numbers_from` counts before default names do."""
+        """Return the index of the class for which each class number stands. `numbers_from` has priority over default
+        names.
+        """
         if self.numbers_from is not None:
             return {str(self.numbers_from + i): i for i in range(len(classes))}
         return {match[1]: i for i, name in enumerate(classes) if (match := _DEFAULT_NAME.fullmatch(name))}
 
 
 NAMES_ONLY = LabelRules()
-"""Labels are names, spelled as those of the classes."""
+"""The rules for labels that are names, spelled like those of the classes."""
 
 
 def _positions(keys: Iterable[str]) -> dict[str, int]:
-    """The position of each key that occurs once."""
+    """Return the position of each key that occurs once."""
     every = [*keys]
     counts = Counter(every)
     return {key: i for i, key in enumerate(every) if counts[key] == 1}
 
 
 def has_numbers(classes: Iterable[str]) -> bool:
-    """Whether a class is called like a number or a code, so that a number in a label column is a name.
+    """Whether a class has a number or a code as its name, so that a number in a label column is a name.
 
     This holds for ``007`` as well: a tool may have made the number 7 of that code.
     """
@@ -342,7 +355,8 @@ def has_numbers(classes: Iterable[str]) -> bool:
 
 
 def first_class_number(labels: Iterable[str], classes: Sequence[str], column: str) -> int | None:
-    """From which number on a column numbers the classes of a model: 0, 1, or None where its labels are names.
+    """Return the number, 0 or 1, from which on a column numbers the classes of a model, or None if its labels are
+    names.
 
     A negative number stands for no label.
 
@@ -358,7 +372,7 @@ def first_class_number(labels: Iterable[str], classes: Sequence[str], column: st
     Raises
     ------
     UsageError
-        Where the labels are numbers that may count from 0 as well as from 1, and where they are more than the classes.
+        If the labels are numbers that may count from 0 or from 1, or that are more than the classes.
 
     """
     given = {*labels}
@@ -381,7 +395,9 @@ def first_class_number(labels: Iterable[str], classes: Sequence[str], column: st
 
 
 def class_numbers_line(first: int, classes: Sequence[str]) -> str:
-    """How a label column numbers the classes, for the user. first: the number of the first class."""
+    """Return a line that tells the user how a label column numbers the classes. first: the number of the
+    first class.
+    """
     return f"labels are class numbers: {first} is {classes[0]}, {first + len(classes) - 1} is {classes[-1]}"
 
 
@@ -391,7 +407,9 @@ def _shown(names: Iterable[str]) -> str:
 
 
 def one_label_each(labels: pa.Array, column: str) -> pa.Array:
-    """The labels of rows that have one each, as `labels_of` returns them. Raises UsageError for lists of labels."""
+    """Return the labels of rows that have one label each, as `labels_of` returns them. Raises UsageError for lists of
+    labels.
+    """
     if _is_list(labels.type):
         raise UsageError(f"column {column!r} holds lists: several labels a row need a model trained with --multi-label")
     return labels
@@ -400,7 +418,7 @@ def one_label_each(labels: pa.Array, column: str) -> pa.Array:
 def class_indices(
     labels: pa.Array, classes: Sequence[str], rules: LabelRules
 ) -> tuple[NDArray[np.int32], dict[str, int]]:
-    """Which class each label names, and the labels that name none.
+    """Return which class each label names, and the labels that name none.
 
     Parameters
     ----------
@@ -414,9 +432,9 @@ def class_indices(
     Returns
     -------
     indices : ndarray
-        int32 [N], NO_TRUTH where there is no label or it names no class.
+        int32 [N], NO_TRUTH if there is no label or it names no class.
     unknown : dict of str to int
-        How many rows have each label that names no class.
+        The number of rows with each label that names no class.
 
     """
     distinct = labels.dictionary_encode()

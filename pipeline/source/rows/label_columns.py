@@ -1,4 +1,4 @@
-"""The label column of a chunk's rows: one label, several labels, or a number for each row."""
+"""Reads the label column of a chunk's rows: one label, several labels, or a number for each row."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from ..errors import UsageError
+from ...errors import UsageError
 from .labels import NAMES_ONLY, NO_TRUTH, LabelRules, class_indices, labels_of
 from .layouts import is_textual
 
 SEPARATOR = "|"
-"""Between the labels of a row in a CSV file, unless the user names another."""
+"""The default separator between the labels of a row in a CSV file."""
 
 
 def label_lists(rows: pa.Table, name: str, separator: str | None) -> pa.ListArray:
-    """The labels of rows that may have several.
+    """Return the labels of rows that may have several.
 
     Parameters
     ----------
@@ -29,18 +29,19 @@ def label_lists(rows: pa.Table, name: str, separator: str | None) -> pa.ListArra
     name : str
         The label column: lists, or strings.
     separator : str or None
-        What is between the labels of a string; None where strings are lists in JSON.
+        The separator between the labels of a string; None if strings are lists in JSON.
 
     Returns
     -------
     pyarrow.ListArray
-        [N], of strings, none of them null; an empty list for a row without labels. A null string is such a row, since
-        CSV has nothing else for it.
+        [N], lists of strings without nulls; an empty list for a row without labels. A null string is such a row,
+        because CSV has nothing else for it.
 
     Raises
     ------
     UsageError
-        For a column of another type, a null list, whose labels may be unknown, and a label that is null or empty.
+        If the column is of another type, a list is null, because its labels may be unknown, or a label is null or
+        empty.
 
     """
     types, column = pa.types, rows.column(name).combine_chunks()
@@ -70,7 +71,7 @@ def label_lists(rows: pa.Table, name: str, separator: str | None) -> pa.ListArra
 
 
 def _lists(texts: pa.Array, name: str) -> pa.Array:
-    """Lists that are written as JSON, as those of JSON Lines are read."""
+    """Parse lists that are written as JSON, like those in JSON Lines."""
     try:
         lists = [None if text is None else json.loads(text) for text in texts.to_pylist()]
         if all(isinstance(labels, list) for labels in lists if labels is not None):
@@ -83,7 +84,7 @@ def _lists(texts: pa.Array, name: str) -> pa.Array:
 def label_sets(
     lists: pa.ListArray, classes: Sequence[str], rules: LabelRules
 ) -> tuple[NDArray[np.bool_], NDArray[np.bool_], dict[str, int]]:
-    """Which classes each row has.
+    """Find out which classes each row has.
 
     Parameters
     ----------
@@ -101,7 +102,7 @@ def label_sets(
     is_unknown : ndarray
         bool [N], which rows have a label that names no class.
     unknown : dict of str to int
-        How often each of these labels occurs.
+        How often each label that names no class occurs.
 
     """
     has = np.zeros((len(lists), len(classes)), np.bool_)
@@ -117,7 +118,7 @@ def label_sets(
 def numbers_in(
     rows: pa.Table, name: str, levels: Sequence[str] = (), rules: LabelRules = NAMES_ONLY
 ) -> NDArray[np.float64]:
-    """The numbers of a column.
+    """Return the numbers of a column.
 
     Parameters
     ----------
@@ -126,19 +127,19 @@ def numbers_in(
     name : str
         A column of numbers, or of strings that are numbers.
     levels : sequence of str
-        Names that stand for the numbers 1, 2, …: the column then holds these names, or these numbers.
+        Names that stand for the numbers 1, 2, …. The column then holds these names or these numbers.
     rules : LabelRules
         How labels name levels. Unless the rules say otherwise, their numbers count from 1.
 
     Returns
     -------
     ndarray
-        float64 [N], NaN where there is no number.
+        float64 [N], NaN if there is no number.
 
     Raises
     ------
     UsageError
-        For a value that is neither a finite number nor one of the names.
+        If a value is neither a finite number nor one of the names.
 
     """
     values = rows.column(name).combine_chunks()

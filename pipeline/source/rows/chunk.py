@@ -1,5 +1,5 @@
-"""What is read: a chunk of readable articles, with the rows that could not be read, and where all of them are in the
-input; and the columns that a job uses.
+"""A chunk of readable rows, with the rows that could not be read and the places of all of them in the input; and the
+selection of the columns that a job uses.
 """
 
 from __future__ import annotations
@@ -23,25 +23,29 @@ from .compression import UTF8
 from .labels import NAMES_ONLY, LabelRules
 
 HEAD_BYTES, SHOWN_BYTES = 256, 400
-"""Bytes of a text that the quarantine holds, and that are shown of an example."""
+"""How many bytes of a text the quarantine holds, and how many bytes of an example are shown."""
 
 NOT_COPIED = 16
-"""Keys of a chunk, or labels that name no class, whose rows are counted: where they are data, each row may differ."""
+"""How many keys of a chunk, or labels that name no class, are reported with their rows. If they are data, each row may
+have a different one.
+"""
 
 NOTED = 1024
-"""The same of a part of a chunk. Parts are cut where reading cuts them, and the counts are not to depend on that."""
+"""How many such keys or labels are noted for a part of a chunk. Parts are cut where reading cuts them, and the counts
+must not depend on that.
+"""
 
 MOST = 1 << 53
-"""The most of anything that is counted: every JSON reader and NumPy have such an integer."""
+"""The largest number that is counted: every JSON reader and NumPy have integers of that size."""
 
 _OTHER_THAN_TEXT = 256
-"""Bytes of a record beside its text, about: keys, other columns, marks."""
+"""A rough number of bytes in a record beside its text: keys, other columns, punctuation."""
 
 _OURS = {"file", "row", "truth", "n_chars", "reason"}
-"""Names of columns that the output may have beside the kept ones."""
+"""The names of columns that the output may have beside the kept ones."""
 
 _OF_MODEL = ("label", "score", "labels", "scores", "top_labels", "top_scores", "truncated", "unknown_chars")
-"""The same for each model, beside `score_` with the name of a class."""
+"""The names of the columns that each model may have in the output, beside `score_` with the name of a class."""
 
 QUARANTINE_SCHEMA = pa.schema(
     [
@@ -63,10 +67,10 @@ class Selection:
     text : tuple of str
         The columns of text.
     join : str
-        The template that makes the text of these columns, as `Join` writes it; "" where they are joined by a space.
+        The template that makes the text of these columns, as `Join` writes it; "" if a space joins them.
     kept : tuple of str
-        The columns that are copied to the output; with `keep_all` every column of the first file or table, once it is
-        known.
+        The columns that are copied to the output. With `keep_all`, these are all columns of the first file or table,
+        once they are known.
     truth : str or None
         The column of true classes.
     header : tuple of str or None
@@ -82,29 +86,30 @@ class Selection:
     encoding : str
         Python's name of the encoding of text files.
     delimiter, quote, escape : str or None
-        The character between the fields of CSV files, that around a field ("none" where there is none), and that before
-        one which stands for itself, where the user gave some.
+        For CSV files, if the user gave them: the character between fields, the character around a field ("none" if
+        there is none), and the character that makes the next one stand for itself.
     reads : int
-        How many characters of each text the model reads: the rest is counted and dropped; 0 to keep the whole texts.
+        How many characters of each text the model reads. The rest is counted and dropped; 0 keeps the whole texts.
     prefixes : tuple of str
         The prefixes of each model's columns in the output.
     windows : bool
         Whether each model has a column for the number of windows.
     of_path : tuple of (str, str or None)
-        Of the file that is read: the kept columns that it lacks and its path has, and their values.
+        The kept columns that the current file lacks and its path names, and their values.
     preparations : tuple of (str, callable)
-        What models do to the texts, a large_string, before they read them, by name.
+        The functions that models apply to the texts, a large_string array, before they read them, by name.
     byte_steps : tuple of (str, bytes, bool)
-        Of the preparations that go byte by byte: the name, what becomes of each byte, [256], and whether white space at
+        The preparations that work byte by byte: the name, the new value of each byte, [256], and whether white space at
         the ends is then removed.
     only_prepared : bool
-        Whether every model reads prepared texts: of the original ones only the first `SHOWN_BYTES` characters are kept.
+        Whether every model reads prepared texts. Then only the first `SHOWN_BYTES` characters of the original texts are
+        kept.
     labels : tuple of str
-        The kept columns whose cells are labels: they are copied as `labels_of` reads them.
+        The kept columns whose cells are labels. They are copied as `labels_of` reads them.
     rules : LabelRules
         How the labels of the truth column name classes.
     class_names : tuple of (str, tuple of str)
-        Of the file that is read: the label columns whose numbers stand for names that the file has, and these names.
+        The label columns whose numbers stand for names that the current file has, and these names.
 
     """
 
@@ -138,33 +143,35 @@ class Selection:
 
     @property
     def dialect(self) -> tuple[str, ...]:
-        """The names of the options about CSV that were given."""
+        """The names of the options about CSV that the user gave."""
         return tuple(name for name in ("delimiter", "quote", "escape") if getattr(self, name))
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """Every column used, each once, text first."""
+        """Every column that is used, each once, with the text columns first."""
         truth = (self.truth,) if self.truth else ()
         return tuple(dict.fromkeys((*self.text, *self.kept, *truth)))
 
     @property
     def needed(self) -> set[str]:
-        """The columns that each row must have; a kept one that it lacks is null."""
+        """The columns that each row must have. A kept column that a row lacks is null."""
         return {*self.text, *((self.truth,) if self.truth else ())}
 
     @property
     def most_held(self) -> int:
-        """Bytes of a record that count at most: what the model reads of a long one, a character as one byte.
+        """The largest number of bytes that count for a record. Of a long record it is what the model reads, with one
+        byte per character.
 
-        It is known before a record is parsed. All of a record counts where columns are kept, since they may be the long
-        ones, and where the whole text is read. A text of characters of four bytes takes up to four times as much.
+        It is known before a record is parsed. If columns are kept, they may be the long ones, so the whole record
+        counts. It also does if the whole text is read. A text with characters of four bytes takes up to four times as
+        much.
         """
         return MOST if not self.reads or self.kept else self.reads + _OTHER_THAN_TEXT
 
     @property
     def kept_names(self) -> tuple[str, ...]:
-        """The kept columns as the output calls them. With `keep_all`, one called like a column of the output itself
-        gets the suffix `_source`: nobody named it.
+        """The names of the kept columns in the output. With `keep_all`, a column with the name of a column that the
+        output makes itself gets the suffix `_source`, because the user did not name it.
         """
         if not self.keep_all:
             return self.kept
@@ -180,12 +187,12 @@ class Selection:
 
     @property
     def row_schema(self) -> pa.Schema:
-        kept = zip(self.kept_names, self.kept_types or [pa.string()] * len(self.kept), strict=True)
-        return pa.schema([("file", pa.string()), ("row", pa.int64()), *kept])
+        kept_fields = zip(self.kept_names, self.kept_types or [pa.string()] * len(self.kept), strict=True)
+        return pa.schema([("file", pa.string()), ("row", pa.int64()), *kept_fields])
 
 
 RowsByName = Mapping[str, NDArray[np.int64]]
-"""The numbers of rows, in order, by a key or label that these have."""
+"""The numbers of rows, in order, by a key or label that these rows have."""
 
 
 class RowRange(NamedTuple):
@@ -198,7 +205,7 @@ class RowRange(NamedTuple):
     first : int
         The number of the first row.
     rows : int
-        How many there are.
+        The number of rows.
 
     """
 
@@ -214,13 +221,13 @@ class BadRow:
     Attributes
     ----------
     row : int
-        The number of its record.
+        The number of the row in its file.
     offset : int or None
-        Its first byte in the (decompressed) file, if known.
+        The first byte of the row in the (decompressed) file, if known.
     reason : str
-        Why it is there.
+        Why the row is in the quarantine.
     head : bytes
-        Its first bytes.
+        The first bytes of the row.
 
     """
 
@@ -231,12 +238,12 @@ class BadRow:
 
 
 class OffHost(Protocol):
-    """N texts that are not in the memory of this host, such as on a GPU.
+    """N texts that are not in the memory of this host, but on a GPU, for example.
 
     Attributes
     ----------
     data : array
-        uint8 [bytes], the texts one after another, where they are.
+        uint8 [bytes], the texts one after another, in the memory where they are.
     offsets : ndarray
         int64 [N + 1], on the host: text i is ``data[offsets[i]:offsets[i + 1]]``.
     is_blank : ndarray
@@ -255,28 +262,28 @@ class OffHost(Protocol):
 
     @property
     def nbytes(self) -> int:
-        """The bytes of the texts."""
+        """The number of bytes of the texts."""
 
     def __len__(self) -> int: ...
 
     def __getitem__(self, rows: slice) -> OffHost:
-        """Some texts that follow one another."""
+        """Return consecutive texts."""
 
     def filter(self, which: pa.BooleanArray) -> pa.LargeBinaryArray:
-        """A copy of the texts where `which`, [N], is true, on the host."""
+        """Return a copy, on the host, of the texts for which `which`, bool [N], is true."""
 
     def joined(self, others: Sequence[OffHost | pa.LargeBinaryArray]) -> OffHost:
-        """These texts, and then others."""
+        """Return these texts followed by others."""
 
     def on_host(self) -> pa.LargeBinaryArray:
-        """A copy of the texts."""
+        """Return a copy of the texts on the host."""
 
     def beginnings(self, rows: Sequence[int], size: int) -> list[bytes]:
-        """The first bytes of some texts."""
+        """Return the first `size` bytes of the texts of these rows."""
 
 
 def buffers_of(text: pa.LargeBinaryArray) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-    """The bytes of N texts, uint8, and int64 [N + 1] offsets: text i is ``data[offsets[i]:offsets[i + 1]]``."""
+    """Return the bytes of N texts, uint8, and int64 [N + 1] offsets: text i is ``data[offsets[i]:offsets[i + 1]]``."""
     _, offsets, data = text.buffers()
     bytes_of_all = np.frombuffer(data, np.uint8) if data else np.empty(0, np.uint8)
     if not len(text):
@@ -285,11 +292,11 @@ def buffers_of(text: pa.LargeBinaryArray) -> tuple[NDArray[np.uint8], NDArray[np
 
 
 def are_blank(text: pa.LargeBinaryArray) -> NDArray[np.bool_]:
-    """Which of N texts hold nothing but white space, or nothing: bool [N]."""
+    """Return which of N texts are empty or hold nothing but white space: bool [N]."""
     data, offsets = buffers_of(text)
     blank: NDArray[np.bool_] = np.diff(offsets) == 0
     filled = np.flatnonzero(~blank)
-    # Only what begins with a space is searched: a search of all texts would take a tenth of a GPU's time.
+    # Only texts that begin with a space are searched: a search of all texts would take a tenth of a GPU's time.
     spaced = filled[data[offsets[filled]] <= ord(" ")]
     blank[spaced] = pc.utf8_is_space(text.take(pa.array(spaced)).cast(pa.large_string())).to_numpy(zero_copy_only=False)
     return blank
@@ -302,37 +309,37 @@ class Chunk:
     Attributes
     ----------
     text : pyarrow.LargeBinaryArray or OffHost
-        [N], valid UTF-8.
+        [N], the texts, in valid UTF-8.
     rows : pyarrow.Table
-        [N], of `file`, `row` and the kept columns.
+        [N], with the columns `file`, `row` and the kept ones.
     quarantine : pyarrow.Table
-        The rows that could not be read, of QUARANTINE_SCHEMA.
+        The rows that could not be read, with the schema QUARANTINE_SCHEMA.
     ids : ndarray or None
-        uint8 [N, length], encoded characters, for input that is encoded already; `text` is empty strings then.
+        uint8 [N, length], encoded characters, for input that is already encoded. Then all strings of `text` are empty.
     truth : ndarray or None
         int32 [N], class indices or NO_TRUTH; None without a truth column.
     problems : tuple of str
         Messages about whole files.
     n_chars : ndarray or None
-        int64 [N], characters of each whole text where `text` holds only its beginning.
+        int64 [N], the characters of each whole text, if `text` holds only the beginnings.
     bad : pyarrow.Table or None
-        The kept columns of the quarantined rows, null where a row could not be parsed; None where there are none.
+        The kept columns of the quarantined rows, null if a row could not be parsed; None without kept columns.
     name : str
-        Of the part that it becomes.
+        The name of the part that the chunk becomes.
     sources : tuple of RowRange
-        From where it was read, in input order.
+        The ranges of rows that were read, in input order.
     stored : int
-        Bytes of its range, as they are stored, that had been read by then; 0 where that is not known.
+        How many stored bytes of its range had been read by then; 0 if that is not known.
     index : pandas.Index or None
-        Of the pandas DataFrame that it is, as a partition of a Dask DataFrame.
+        For a partition of a Dask DataFrame, the index of the pandas DataFrame.
     not_copied : mapping of str to ndarray
-        With `keep_all`, the numbers of rows by a key that they have and that is not among the kept columns; of the
-        commonest keys, more than `NOT_COPIED` of them.
+        With `keep_all`, the numbers of rows by a key that they have and that is not among the kept columns. It has the
+        commonest keys, and more than `NOT_COPIED` of them.
     prepared : mapping of str to pyarrow.LargeStringArray or OffHost
         The texts, [N], after each of the selection's preparations, by name.
     unknown_labels : mapping of str to ndarray
-        The numbers of rows by a label of the truth column that names no class; of the commonest labels, more than
-        `NOT_COPIED` of them.
+        The numbers of rows by a label of the truth column that names no class. It has the commonest labels, and more
+        than `NOT_COPIED` of them.
     mapped_labels : mapping of str to ndarray
         The numbers of rows by a label of the truth column that the user's label map names.
 
@@ -357,22 +364,24 @@ class Chunk:
 
     @property
     def data(self) -> Any:
-        """uint8 [bytes], the articles one after another, where they are."""
+        """uint8 [bytes], the texts one after another, in the memory where they are."""
         return buffers_of(self.text)[0] if isinstance(self.text, pa.Array) else self.text.data
 
     @property
     def offsets(self) -> NDArray[np.int64]:
-        """int64 [N + 1]: article i is ``data[offsets[i]:offsets[i + 1]]``."""
+        """int64 [N + 1]: text i is ``data[offsets[i]:offsets[i + 1]]``."""
         return buffers_of(self.text)[1] if isinstance(self.text, pa.Array) else self.text.offsets
 
     @property
     def text_bytes(self) -> int:
-        """Bytes of the articles, as far as they are kept."""
+        """The number of bytes of the texts, as far as they are kept."""
         return int(self.offsets[-1] - self.offsets[0])
 
     @property
     def digest(self) -> bytes:
-        """sha256 of the texts, prepared ones too, and of which rows have one: the same rows are known again by it."""
+        """The sha256 of the texts, of the prepared texts, and of which rows have one. The same rows have the same
+        digest.
+        """
         if not isinstance(self.text, pa.Array):
             return replace(self, text=self.text.on_host()).digest
         sources = self.sources
@@ -392,34 +401,34 @@ class Chunk:
 
     @property
     def is_blank(self) -> NDArray[np.bool_]:
-        """Which articles hold nothing but white space, or nothing, [N]."""
+        """bool [N]: which texts are empty or hold nothing but white space."""
         return are_blank(self.text) if isinstance(self.text, pa.Array) else self.text.is_blank
 
     def beginnings(self, rows: Sequence[int], size: int) -> list[bytes]:
-        """The first `size` bytes of some articles."""
+        """Return the first `size` bytes of the texts of these rows."""
         if not isinstance(self.text, pa.Array):
             return self.text.beginnings(rows, size)
         return [self.text[i].as_py()[:size] for i in rows]
 
     def without_text(self) -> Chunk:
-        """The chunk without its text, which is not needed once it is classified."""
+        """Return the chunk without its texts, which are not needed once it is classified."""
         return replace(self, text=pa.array([], pa.large_binary()), ids=None, prepared={})
 
     def take(self, which: NDArray[np.bool_]) -> Chunk:
-        """The chunk with those of its readable rows where `which`, [N], is true. Those in its quarantine stay."""
-        kept = pa.array(which)
+        """Return the chunk with only those readable rows for which `which`, bool [N], is true. Its quarantine stays."""
+        is_kept = pa.array(which)
         return replace(
             self,
-            text=self.text.filter(kept),
-            prepared={name: texts.filter(kept) for name, texts in self.prepared.items()},
-            rows=self.rows.filter(kept),
+            text=self.text.filter(is_kept),
+            prepared={name: texts.filter(is_kept) for name, texts in self.prepared.items()},
+            rows=self.rows.filter(is_kept),
             ids=None if self.ids is None else self.ids[which],
             truth=None if self.truth is None else self.truth[which],
             n_chars=None if self.n_chars is None else self.n_chars[which],
         )
 
     def slice(self, rows: slice) -> Chunk:
-        """The chunk with those of its readable rows. Those in its quarantine stay."""
+        """Return the chunk with only these readable rows. Its quarantine stays."""
         return replace(
             self,
             text=self.text[rows],
@@ -439,7 +448,7 @@ class Chunk:
 
     @property
     def kept_bytes(self) -> int:
-        """Bytes that the kept columns of all rows take."""
+        """The number of bytes that the kept columns of all rows take."""
         return int(self.rows.nbytes) + (0 if self.bad is None else int(self.bad.nbytes))
 
 
@@ -449,7 +458,7 @@ def bad_rows_table(file: str, bad: Sequence[BadRow]) -> pa.Table:
 
 
 def concat(chunks: Sequence[Chunk]) -> Chunk:
-    """One chunk of several, in order; `ids` and `truth` are in all of them or in none. It has no name."""
+    """Join several chunks to one, in order. `ids` and `truth` are in all of them or in none. The result has no name."""
     if len(chunks) == 1:
         return chunks[0]
     return Chunk(
@@ -470,36 +479,36 @@ def concat(chunks: Sequence[Chunk]) -> Chunk:
 
 
 def _joined(texts: Sequence[pa.LargeBinaryArray | OffHost]) -> pa.LargeBinaryArray | OffHost:
-    """The texts of several chunks; off the host where some of them are."""
+    """Join the texts of several chunks. The result is off the host if some of them are."""
     filled = [text for text in texts if len(text)] or texts[:1]
     off_host = next((text for text in filled if not isinstance(text, pa.Array)), None)
     return pa.concat_arrays(filled) if off_host is None else off_host[slice(0)].joined(filled)
 
 
 def _together(parts: Iterable[Any], join: Callable[[list[Any]], Any]) -> Any:
-    """What several chunks have, joined; None where they are without. One that has no rows may be without alone."""
+    """Join what several chunks have. Return None if none has it. A chunk without rows may lack it."""
     given = [part for part in parts if part is not None]
     return join(given) if given else None
 
 
 def commonest(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
-    """The sums of counts by key or label, of the commonest `NOT_COPIED` ones."""
+    """Return the sums of counts by key or label, for the `NOT_COPIED` commonest."""
     total: Counter[str] = sum(map(Counter, counts), Counter())
     return dict(sorted(total.items(), key=lambda item: (-item[1], item[0]))[:NOT_COPIED])
 
 
 def commonest_rows(parts: Iterable[RowsByName]) -> dict[str, NDArray[np.int64]]:
-    """All rows by key or label, of the commonest ones."""
+    """Join rows by key or label, and return those of the commonest."""
     return noted_rows(joined_rows(parts))
 
 
 def noted_rows(rows: RowsByName) -> dict[str, NDArray[np.int64]]:
-    """Those of the commonest keys or labels."""
+    """Return the rows of the commonest keys or labels."""
     return dict(sorted(rows.items(), key=lambda item: (-len(item[1]), item[0]))[:NOTED])
 
 
 def joined_rows(parts: Iterable[RowsByName]) -> dict[str, NDArray[np.int64]]:
-    """All rows by key or label."""
+    """Join rows by key or label."""
     rows: dict[str, list[NDArray[np.int64]]] = {}
     for part in parts:
         for name, numbers in part.items():
@@ -508,7 +517,7 @@ def joined_rows(parts: Iterable[RowsByName]) -> dict[str, NDArray[np.int64]]:
 
 
 def empty_chunk(selection: Selection, problems: tuple[str, ...] = ()) -> Chunk:
-    """A chunk without rows, with the usual schemas."""
+    """Return a chunk without rows, with the usual schemas."""
     none = pa.array([], pa.large_binary())
     truth = np.empty(0, np.int32) if selection.truth or selection.answers else None
     rows, quarantine = selection.row_schema.empty_table(), QUARANTINE_SCHEMA.empty_table()
@@ -517,12 +526,12 @@ def empty_chunk(selection: Selection, problems: tuple[str, ...] = ()) -> Chunk:
 
 
 def held_together(size: int, rows: int, selection: Selection) -> int:
-    """Bytes that count of rows that take `size` bytes together, where a row's own size is not known."""
+    """Return how many bytes count for rows that take `size` bytes together, if the size of each row is not known."""
     return min(size, min(-(-size // max(rows, 1)), selection.most_held) * rows)
 
 
 def numbered(chunk: Chunk, first: int) -> Chunk:
-    """A chunk of rows that have numbers from 0 on, with numbers from `first` on."""
+    """Return a chunk whose row numbers begin at `first`, from one whose row numbers begin at 0."""
     if not first:
         return chunk
     rows, quarantine = (
@@ -541,20 +550,23 @@ def numbered(chunk: Chunk, first: int) -> Chunk:
 
 
 def first_chunks(chunks: Iterable[Chunk], rows: int | None) -> Iterator[Chunk]:
-    """The chunks of one file or table up to its first `rows` rows, quarantined ones included; None: all.
+    """Yield the chunks of one file or table up to its first `rows` rows, which include quarantined ones. With None,
+    yield all.
 
-    What comes after them is not read.
+    Nothing after these rows is read.
     """
-    most = left = MOST if rows is None else rows
+    limit = left = MOST if rows is None else rows
     for chunk in chunks:
-        yield chunk if chunk.rows_read <= left else rows_between(chunk, 0, most)
+        yield chunk if chunk.rows_read <= left else rows_between(chunk, 0, limit)
         left -= chunk.rows_read
         if left <= 0:
             return
 
 
 def rows_between(chunk: Chunk, first: int, last: int) -> Chunk:
-    """The rows of a chunk of one file that have numbers from `first` to before `last`; they are in order there."""
+    """Return the rows of a chunk of one file with the numbers from `first` up to, but without, `last`. The rows of the
+    chunk are in order.
+    """
     bad = _between(chunk.quarantine, first, last)
     return replace(
         chunk.slice(_between(chunk.rows, first, last)),

@@ -10,12 +10,12 @@ from functools import lru_cache
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ..errors import UsageError
+from ...errors import UsageError
 from .columns import copied
 from .layouts import is_textual
 
 _PART = re.compile(r"\{\{|\}\}|\{[^{}]*\}|[{}]|\\.?|[^{}\\]+", re.DOTALL)
-"""A doubled brace, a column, a brace that is alone, an escape, or text."""
+"""A doubled brace, a column, a single brace, an escape, or text."""
 
 _ESCAPES = {r"\n": "\n", r"\r": "\r", r"\t": "\t", "\\\\": "\\"}
 _WRITTEN = {text: escape for escape, text in _ESCAPES.items()} | {"{": "{{", "}": "}}"}
@@ -23,14 +23,14 @@ _WRITTEN = {text: escape for escape, text in _ESCAPES.items()} | {"{": "{{", "}"
 
 @dataclass(frozen=True)
 class Join:
-    """A template, taken apart.
+    """A template, split into its parts.
 
     Attributes
     ----------
     names : tuple of str
         The columns, in the order in which the template names them. A column may occur several times.
     literals : tuple of str
-        The text before each of these, and the text after the last one.
+        The text before each column, and the text after the last one.
 
     """
 
@@ -50,7 +50,7 @@ class Join:
         Raises
         ------
         UsageError
-            For a template that names no column, a brace without its counterpart, and another escape.
+            If the template names no column, or has a brace without its counterpart or another escape.
 
         """
         if not isinstance(template, str):
@@ -83,7 +83,7 @@ class Join:
         return tuple(dict.fromkeys(self.names))
 
     def __str__(self) -> str:
-        """The template on one line, which is the same for all templates that make the same texts."""
+        """Return the template on one line. It is the same for all templates that make the same texts."""
         literals = ["".join(_WRITTEN.get(letter, letter) for letter in literal) for literal in self.literals]
         named = (f"{literal}{{{name}}}" for literal, name in zip(literals, self.names, strict=False))
         return "".join(named) + literals[-1]
@@ -94,7 +94,7 @@ class Join:
         Parameters
         ----------
         columns : mapping of str to pyarrow.Array
-            The values of each column, large_string [N]. A null is written as nothing.
+            The values of each column, large_string [N]. A null adds nothing to the text.
 
         Returns
         -------
@@ -111,11 +111,11 @@ class Join:
 
 
 template = lru_cache(maxsize=16)(Join.of)
-"""The same as `Join.of`, which a job asks for each chunk."""
+"""Does the same as `Join.of`, and caches the result, because a job needs it for each chunk."""
 
 
 def joined_columns(given: str, named: tuple[str, ...] = ()) -> tuple[tuple[str, ...], str]:
-    """The columns of a template, and the template as it is recorded.
+    """Return the columns of a template, and the template as it is recorded.
 
     Parameters
     ----------
@@ -127,7 +127,7 @@ def joined_columns(given: str, named: tuple[str, ...] = ()) -> tuple[tuple[str, 
     Raises
     ------
     UsageError
-        For a template that cannot be read, and where it has other columns than those that were named.
+        If the template cannot be read, or its columns are not those that were named.
 
     """
     join = Join.of(given)
@@ -140,7 +140,7 @@ def joined_columns(given: str, named: tuple[str, ...] = ()) -> tuple[tuple[str, 
 
 
 def why_not_text(name: str, kind: pa.DataType, join: str) -> str | None:
-    """Say why a column cannot be part of the text; None where it can.
+    """Return why a column cannot be part of the text, or None if it can.
 
     Parameters
     ----------
@@ -149,7 +149,7 @@ def why_not_text(name: str, kind: pa.DataType, join: str) -> str | None:
     kind : pyarrow.DataType
         Its type. A template also writes numbers, booleans, dates and times.
     join : str
-        The template; "" where there is none.
+        The template; "" if there is none.
 
     """
     types = pa.types
@@ -160,7 +160,7 @@ def why_not_text(name: str, kind: pa.DataType, join: str) -> str | None:
 
 
 def as_text(column: pa.Array) -> pa.Array:
-    """The values as a template writes them, large_string: numbers and dates as in a CSV of kept columns."""
+    """Return the values as a template writes them, large_string: numbers and dates as in a CSV of kept columns."""
     if pa.types.is_large_string(column.type):
         return column
     return copied(column, pa.string()).cast(pa.large_string())

@@ -1,6 +1,6 @@
-"""Columns of Arrow tables: those of text, and those that are copied to the output.
+"""Handles columns of Arrow tables: text columns, and columns that are copied to the output.
 
-A copied value becomes text by itself, whatever its neighbours are: so the text does not depend on how rows are chunked.
+A copied value becomes text by itself, whatever its neighbours are, so the text does not depend on how rows are chunked.
 """
 
 from __future__ import annotations
@@ -20,19 +20,21 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from ..errors import UsageError
+from ...errors import UsageError
 from .compression import why_not_decoded
 from .layouts import is_textual, plain_values
 
 _FEW = 32
-"""One text of so many: rather than all, those between the cut ones are copied, each run at once."""
+"""If fewer than one text in 32 is cut, the runs between the cut ones are copied, rather than all texts one by one."""
 
 _DEEPEST = 8
-"""Objects within one another in which a column is looked for; one may hold itself."""
+"""How many levels of nested objects are searched for a column. An object may hold itself."""
 
 
 def not_utf8(values: pa.Array, first: int = 0) -> list[int]:
-    """Which of these, large_binary, the first of which has the number `first`, are not UTF-8: found by halves."""
+    """Return which values are not UTF-8. values: large_binary. The search halves the values. first: the number of the
+    first value.
+    """
     try:
         values.cast(pa.large_string())
     except pa.ArrowInvalid:
@@ -47,7 +49,7 @@ _SPACE = pa.scalar(" ", pa.large_string())
 
 
 def is_held_by(kind: pa.DataType, other: pa.DataType) -> bool:
-    """Whether a column of `kind` can hold every value of one of type `other`."""
+    """Whether a column of type `kind` can hold every value of type `other`."""
     types = pa.types
     kind, other = (own.value_type if types.is_dictionary(own) else own for own in (kind, other))
     if kind in (other, pa.string()) or types.is_null(other):
@@ -59,17 +61,20 @@ def is_held_by(kind: pa.DataType, other: pa.DataType) -> bool:
 
 
 def type_of_both(kind: pa.DataType, other: pa.DataType) -> pa.DataType:
-    """The one of two types that holds every value of the other; else strings. A dictionary holds strings only."""
+    """Return the one of two types that holds every value of the other, or else string. A dictionary
+    holds only strings.
+    """
     both = kind if is_held_by(kind, other) else other if is_held_by(other, kind) else pa.string()
     coded = {pa.types.is_dictionary(one) for one in (kind, other) if not pa.types.is_null(one)}
     return both.value_type if coded == {True, False} and pa.types.is_dictionary(both) else both
 
 
 def copied(column: pa.Array, kind: pa.DataType) -> pa.Array:
-    """The values as `kind`, which must hold those of their type (`is_held_by`). Raises UsageError where it does not.
+    """Convert values to `kind`, which must hold those of their type (see `is_held_by`). Raises UsageError if it does
+    not.
 
-    As text, numbers and dates are written as Arrow does (1.0 as "1"), moments in the form of ISO 8601, bytes of fixed
-    size in hexadecimal, UUIDs with hyphens, lists and the like as JSON.
+    As text, numbers and dates are written as Arrow does (1.0 as "1"), timestamps in the form of ISO 8601,
+    bytes of fixed size in hexadecimal, UUIDs with hyphens, and lists and the like as JSON.
     """
     try:
         if pa.types.is_null(column.type):
@@ -101,7 +106,9 @@ def _as_text(column: pa.Array) -> pa.Array:
 
 
 def _in_json(value: Any) -> Any:
-    """A value that JSON has: null for a NaN or an infinity, text for what is no number, boolean, text or list."""
+    """Return a value that JSON has: null for a NaN or an infinity, and text for anything but a number, boolean, text or
+    list.
+    """
     if isinstance(value, dict):
         return {name: _in_json(item) for name, item in value.items()}
     if isinstance(value, list | tuple):
@@ -114,12 +121,12 @@ def _in_json(value: Any) -> Any:
 
 
 def finite(value: Any) -> Any:
-    """The value; None for a NaN and an infinity, which JSON does not have."""
+    """Return the value, or None for a NaN or an infinity, which JSON does not have."""
     return None if isinstance(value, float) and not isfinite(value) else value
 
 
 def refuse_uncopied(name: str, kind: pa.DataType) -> None:
-    """Raise UsageError for a column of a type that cannot be copied, also within lists and structs."""
+    """Raise UsageError for a column of a type that cannot be copied. This includes types within lists and structs."""
     types = pa.types
     fields = [kind.field(i) for i in range(kind.num_fields)]
     twice = types.is_struct(kind) and len({field.name for field in fields}) < len(fields)
@@ -132,7 +139,7 @@ def refuse_uncopied(name: str, kind: pa.DataType) -> None:
 
 
 def out_of_range(column: pa.Array) -> NDArray[np.int64]:
-    """Which rows hold a time that Arrow cannot write as text, also within lists and structs."""
+    """Return which rows hold a time that Arrow cannot write as text. This includes times within lists and structs."""
     kind, types = column.type, pa.types
     within = [np.empty(0, np.int64)]
     if types.is_struct(kind):
@@ -141,14 +148,15 @@ def out_of_range(column: pa.Array) -> NDArray[np.int64]:
         parents = pc.list_parent_indices(column).to_numpy()
         within.append(parents[out_of_range(column.flatten())])
     elif types.is_date(kind) or types.is_time(kind) or types.is_timestamp(kind):
-        plain = column.cast(pa.timestamp(kind.unit)) if types.is_timestamp(kind) else column  # of an unknown zone, too
+        # This also works for an unknown time zone.
+        plain = column.cast(pa.timestamp(kind.unit)) if types.is_timestamp(kind) else column
         strange = pc.starts_with(plain.cast(pa.string()), "<value out of range")
         within.append(np.flatnonzero(pc.fill_null(strange, False)))
     return np.unique(np.concatenate(within))
 
 
 def joined(texts: Sequence[pa.Array]) -> pa.Array:
-    """The articles: the only text column, or several joined by a space, and stripped."""
+    """Return the texts: the values of the only text column, or those of several, joined by a space and stripped."""
     if len(texts) == 1:
         return texts[0]
     text = pc.binary_join_element_wise(*texts, _SPACE, null_handling="replace", null_replacement="")
@@ -156,7 +164,9 @@ def joined(texts: Sequence[pa.Array]) -> pa.Array:
 
 
 def beginnings(text: pa.Array, sizes: NDArray[np.int64], n_chars: NDArray[np.int64], count: int) -> pa.Array:
-    """Each text, a large_string, up to `count` characters. sizes, n_chars: int64 [N], its bytes and characters."""
+    """Return each text, large_string, up to `count` characters. sizes, n_chars: int64 [N], the bytes and characters of
+    the texts.
+    """
     long = np.flatnonzero(n_chars > count)
     if len(long) > len(text) // _FEW:
         return _beginnings(text, sizes, n_chars, count)
@@ -176,21 +186,25 @@ def _beginnings(text: pa.Array, sizes: NDArray[np.int64], n_chars: NDArray[np.in
 
 
 def characters(text: pa.Array, sizes: NDArray[np.int64]) -> NDArray[np.int64]:
-    """int64, one for each text, a large_string; 0 for nulls. sizes: int64 [N], their bytes."""
+    """Return the characters of each text, int64 [N]; 0 for nulls. text: large_string [N]. sizes: int64 [N], the bytes
+    of the texts.
+    """
     if _is_ascii(text):
         return sizes
     return np.asarray(pc.fill_null(pc.utf8_length(text), 0).to_numpy(), np.int64)
 
 
 def _is_ascii(values: pa.Array) -> bool:
-    """Whether there is nothing but ASCII in these, large_string or large_binary."""
+    """Whether these values, large_string or large_binary, are all ASCII."""
     offsets = np.frombuffer(values.buffers()[1], np.int64)[values.offset :] if len(values) else np.zeros(1, np.int64)
     data = np.frombuffer(values.buffers()[2] or b"", np.uint8)[offsets[0] : offsets[len(values)]]
     return bool(data.max(initial=0) < 0x80)
 
 
 def fields_of(schema: Iterable[pa.Field], before: str = "") -> dict[str, pa.DataType]:
-    """The types of columns, and those of the fields of structs by names with dots; a column that is called so wins."""
+    """Return the types of columns and, by names with dots, those of the fields of structs. A column with the same name
+    wins.
+    """
     types = {before + field_.name: field_.type for field_ in schema}
     for field_ in schema:
         if pa.types.is_struct(field_.type):
@@ -199,7 +213,9 @@ def fields_of(schema: Iterable[pa.Field], before: str = "") -> dict[str, pa.Data
 
 
 def _way(schema: Iterable[pa.Field], name: str) -> list[str]:
-    """The column of that name, or the struct and the fields that lead to it; empty where there is none."""
+    """Return the path to a column: its name, or the names of the struct and the fields within it. It is empty if there
+    is no such column.
+    """
     for field_ in sorted(schema, key=lambda field_: -len(field_.name)):
         if field_.name == name:
             return [name]
@@ -210,17 +226,17 @@ def _way(schema: Iterable[pa.Field], name: str) -> list[str]:
 
 
 def may_hold(columns: Iterable[str], names: Sequence[str]) -> list[str]:
-    """The columns in which these may be, by the names alone."""
+    """Return the columns that may hold the named ones, judging by the names alone."""
     return [column for column in columns if any(f"{name}.".startswith(f"{column}.") for name in names)]
 
 
 def holding(schema: Iterable[pa.Field], names: Iterable[str]) -> list[str]:
-    """The columns in which these are, each once, without those that are nowhere."""
+    """Return the columns that hold the named ones, each once. Names that do not exist are left out."""
     return list(dict.fromkeys(way[0] for name in names if (way := _way(schema, name))))
 
 
 def projected(table: pa.Table | pa.RecordBatch, names: Iterable[str]) -> pa.Table:
-    """Those columns, each by its name, also what is within a struct; without those that are nowhere."""
+    """Return a table of the named columns, which may be fields of structs. Names that do not exist are left out."""
     ways = {name: _way(table.schema, name) for name in names}
     return pa.table({name: _within(table.column(way[0]), way[1:]) for name, way in ways.items() if way})
 
@@ -228,13 +244,13 @@ def projected(table: pa.Table | pa.RecordBatch, names: Iterable[str]) -> pa.Tabl
 def _within(column: pa.Array | pa.ChunkedArray, fields: list[str]) -> pa.Array | pa.ChunkedArray:
     if not fields:
         return column
-    column.validate()  # a damaged file may say anything of its buffers
+    column.validate()  # a damaged file may have wrong buffers
     return pc.struct_field(column, fields)
 
 
 def value_at(item: Mapping[str, Any], name: str) -> Any:
-    """The value of a key; where that has dots, and is no key or null, of the one within objects to which it leads.
-    Raises KeyError.
+    """Return the value of a key. If the key has dots and is missing or null, follow the names between the dots through
+    nested objects. Raises KeyError.
     """
     if "." in name and item.get(name) is None:
         with suppress(LookupError, TypeError):
@@ -243,7 +259,7 @@ def value_at(item: Mapping[str, Any], name: str) -> Any:
 
 
 def value_or_none(item: Mapping[str, Any], name: str) -> Any:
-    """The same, and None where it has no such key."""
+    """Return the value as `value_at` does, but None if there is no such key."""
     try:
         return value_at(item, name)
     except KeyError:
@@ -251,17 +267,19 @@ def value_or_none(item: Mapping[str, Any], name: str) -> Any:
 
 
 def is_unicode(value: Any) -> bool:
-    """Whether it is a string without half of a surrogate pair: only such a key can name a column."""
+    """Whether a value is a string without half of a surrogate pair. Only such a key can name a column."""
     return isinstance(value, str) and value == printable_name(value)
 
 
 def printable_name(key: str) -> str:
-    """The key, with an escape in place of half of a surrogate pair."""
+    """Return the key with an escape in place of each half of a surrogate pair."""
     return key.encode("utf-8", "backslashreplace").decode()
 
 
 def keys_within(item: Mapping[Any, Any], before: str = "") -> Iterator[str]:
-    """The keys of objects in the values of an object, as `value_at` takes them, down to some depth."""
+    """Yield the keys of objects within the values of an object, in the form that `value_at` takes, down to a limited
+    depth.
+    """
     for key, value in item.items() if before.count(".") < _DEEPEST else ():
         if isinstance(value, Mapping) and isinstance(key, str):
             yield from (f"{before}{key}.{inner}" for inner in value if isinstance(inner, str))
@@ -269,7 +287,7 @@ def keys_within(item: Mapping[Any, Any], before: str = "") -> Iterator[str]:
 
 
 def column_of(table: pa.Table, name: str) -> pa.Array:
-    """One array without a dictionary; of nulls where the table lacks the column."""
+    """Return a column as one array without a dictionary; it has nulls if the table lacks the column."""
     if name not in table.column_names:
         return pa.nulls(len(table))
     column = table.column(name)
@@ -278,12 +296,12 @@ def column_of(table: pa.Table, name: str) -> pa.Array:
 
 
 def is_copied_as_it_is(held: pa.DataType, kind: pa.DataType) -> bool:
-    """Whether a kept column needs no decoding: bytes stay bytes, and nulls have any type."""
+    """Whether a kept column needs no decoding, because it holds bytes that stay bytes, or only nulls."""
     return bool(pa.types.is_null(held) or kind == pa.binary())
 
 
 def decoded_text(name: str, column: pa.Array, reasons: dict[int, str], encoding: str, ascii_only: set[str]) -> pa.Array:
-    """Strings where the column holds bytes; rows that are not text become null and get a reason.
+    """Return a column with strings in place of bytes. Rows that are not text become null and get a reason.
 
     Parameters
     ----------
@@ -292,11 +310,11 @@ def decoded_text(name: str, column: pa.Array, reasons: dict[int, str], encoding:
     column : pyarrow.Array
         Its values.
     reasons : dict of int to str
-        Where the reason of each row that is not text is noted.
+        The reason for each row that is not text is added here.
     encoding : str
         Python's name of the encoding of the file, for reasons.
     ascii_only : set of str
-        Where the name is noted if the column holds nothing but ASCII.
+        The name is added here if the column holds only ASCII.
 
     """
     if not is_textual(column.type):
@@ -316,7 +334,7 @@ def decoded_text(name: str, column: pa.Array, reasons: dict[int, str], encoding:
 
 
 def distinct(option: str, value: str | Iterable[str]) -> tuple[str, ...]:
-    """Names of columns. Raises UsageError for what is no name, and where one occurs twice."""
+    """Return names of columns as a tuple. Raises UsageError if one is no name, or occurs twice."""
     given = tuple(value) if isinstance(value, Iterable) and not isinstance(value, str) else (value,)
     if wrong := [name for name in given if not isinstance(name, str)]:
         raise UsageError(f"{option} is {wrong[0]!r}: give names of columns as text, '0' for a column that is called 0")

@@ -1,4 +1,4 @@
-"""The interface of all formats, and the small values that they take and return."""
+"""The interface of all formats, and the small value classes that they take and return."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import ClassVar, Self
 
 import pyarrow as pa
 
-from ..telemetry.spans import Span
+from ...telemetry.spans import Span
 from .chunk import Chunk, Selection
 from .compression import UTF8
 from .limits import LIMITS, Limits
@@ -23,17 +23,17 @@ class Member:
     Attributes
     ----------
     name : str
-        Its path in the archive.
+        The path in the archive.
     offset : int
-        The byte of the archive at which it begins, with its header.
+        The byte of the archive at which the member's header begins.
     method : int
-        The number of its compression.
+        The number of the compression method.
     size, length : int
-        Bytes, compressed and decompressed.
+        The compressed and the decompressed size in bytes.
     checksum : int
-        CRC-32 of its content.
+        The CRC-32 of the content.
     problem : str
-        Why it cannot be read; empty where it can.
+        Why the member cannot be read; empty if it can be read.
 
     """
 
@@ -53,26 +53,27 @@ class InputFile:
     Attributes
     ----------
     path : str
-        What it is called in the output and in messages; see `broadsheet.pipeline.storage.names`.
+        The name in the output and in messages; see `broadsheet.pipeline.storage.names`.
     format : Format
-        How it is read.
+        The format, which reads the file.
     compression : str or None
-        Arrow's name of its compression, e.g. "gzip".
+        Arrow's name of the compression, e.g. "gzip".
     size : int or None
-        Bytes, compressed; of the archive that it is in, if it is in one. None where its server does not report it.
+        The stored size in bytes; that of the archive, if the file is in one. None if the server does not report it.
     modified : str
-        Modification time in ns, or the equivalent of a remote file system, such as an ETag.
+        The modification time in ns, or the equivalent of a remote file system, such as an ETag.
     location : str
-        Absolute path or URL, by which a process in any working directory can open it; if it is in an archive, that
-        one's.
+        The absolute path or URL, by which a process in any working directory can open the file; that of the archive, if
+        the file is in one.
     member : Member or None
-        Its place in a zip archive.
+        The member of a zip archive that the file is.
     ranges : bool
-        Whether its server sends it from any byte on, and not only from the first.
+        Whether the server sends the file from any byte on, rather than only from the first.
     digest : str
-        SHA-256 of its content, where the user asked for it; of a member of an archive, of what the archive says of it.
+        The SHA-256 of the content, if the user asked for it; for a member of an archive, that of what the archive says
+        about it.
     endpoint : str or None
-        URL of the server that its bucket is on, where it is not the provider's own or that of the environment.
+        The URL of the server with the bucket, if it is not the provider's own or that of the environment.
 
     """
 
@@ -89,22 +90,24 @@ class InputFile:
 
     @property
     def seekable(self) -> bool:
-        """Whether its bytes can be read from any on."""
+        """Whether the file can be read from any byte on."""
         return not self.compression and self.member is None and self.ranges and self.size is not None
 
     @property
     def front_to_back(self) -> bool:
-        """Whether it can be read from its first record on only: its bytes cannot be sought, or are to be transcoded."""
+        """Whether the file can be read only from its first record on, because its bytes cannot be sought or must be
+        transcoded.
+        """
         return not self.seekable or self.format.encoding != UTF8
 
     @property
     def can_be_cut(self) -> bool:
-        """Whether several workers may read it at once, each from another byte on."""
+        """Whether several workers may read the file at the same time, each from another byte on."""
         return not self.front_to_back and self.format.seeks is not Seek.NOTHING
 
     @property
     def stored(self) -> int:
-        """Its bytes as they are stored: compressed, and without the archive around them. 0 where that is not known."""
+        """The stored bytes of the file: compressed, and without the archive around them. 0 if the size is not known."""
         return self.member.size if self.member else self.size or 0
 
 
@@ -117,21 +120,22 @@ class Schema:
     names : tuple of str, or None
         The columns in order; None for a file of encoded articles.
     types : mapping of str to pyarrow.DataType
-        Their types, and those of what is within them, by names with dots; a column that is not in it holds strings.
+        The types of the columns, and of the fields within them, by names with dots. A column that is not listed holds
+        strings.
     start : int
-        First byte of the data, after a header.
+        The first byte of the data, after a header.
     named : bool
         Whether the names come from the file itself.
     complete : bool
-        False where a row may have further columns.
+        False if a row may have further columns.
     absent : frozenset of str
-        Of JSON Lines, columns that the job uses and that none of the first rows has.
+        For JSON Lines, the columns that the job uses and that none of the first rows has.
     cr_ends : bool
-        Of CSV, whether a CR ends a record that no LF follows.
+        For CSV, whether a CR without an LF ends a record.
     delimiter : str
-        Of CSV, the character between fields that the file itself names; empty where it names none.
+        For CSV, the character between fields that the file itself names; empty if it names none.
     class_names : mapping of str to tuple of str
-        The columns of class numbers from 0 for which the file itself names the classes, and these names.
+        The columns of class numbers, from 0, for which the file itself names the classes, and these names.
 
     """
 
@@ -152,24 +156,25 @@ class Schema:
 
 @dataclass(frozen=True)
 class Fragment:
-    """Consecutive rows of one file, of a format that seeks by rows.
+    """Consecutive rows of one file, if the format seeks by rows.
 
     Attributes
     ----------
     file : InputFile
         The file.
     start : int
-        The first of the rows, counted within the row group, or in the file where it has none.
+        The number of the first row within the row group, or within the file if it has none.
     first_row : int
-        Number in the file of its first row.
+        The number of the first row within the file.
     rows : int
         The number of rows.
     at : int
-        The byte of the file at which the row group, or the first row, begins: by it a part of a file has its rows.
+        The byte of the file at which the row group, or the first row, begins. It decides which part of the file has the
+        rows.
     held : int
-        Bytes of text that it holds, about.
+        A rough number of bytes of text in the rows.
     group : int
-        The row group, of a format that has some.
+        The number of the row group, if the format has row groups.
 
     """
 
@@ -189,7 +194,7 @@ class FilePlan:
     Attributes
     ----------
     fragments : sequence of Fragment
-        The pieces of the file in order, each small enough for a chunk; none of a file that is read front to back.
+        The pieces of the file in order, each small enough for a chunk; none for a file that is read front to back.
     problems : sequence of str
         Messages about the file, for the report.
 
@@ -200,7 +205,9 @@ class FilePlan:
 
 
 class Seek(Enum):
-    """Where reading can begin. ROWS: any row, by metadata. RECORDS: any record, once found. NOTHING: the front."""
+    """Where reading can begin. ROWS: at any row, which metadata locate. RECORDS: at any record, once it is found.
+    NOTHING: only at the front.
+    """
 
     ROWS = auto()
     RECORDS = auto()
@@ -209,34 +216,35 @@ class Seek(Enum):
 
 @dataclass(frozen=True)
 class Format(ABC):
-    """How files of one kind are read.
+    """Reads files of one kind.
 
-    A format is an immutable value. What it needs to know to read a file is bound to it when the file is found
-    (`for_model`) and planned (`for_schema`), and is sent to the workers with the file. A subclass sets the class
-    attributes and defines `schema`, and either `plan` and `read`, or `stream`. They open files with
-    `broadsheet.pipeline.source.open.opening.open_at` only, which compares each with the plan.
+    A format is an immutable value. What it must know to read a file is bound to it when the file is found (`for_model`)
+    and planned (`for_schema`), and goes to the workers with the file. A subclass sets the class attributes and defines
+    `schema`, and either `plan` and `read`, or `stream`. These must open files only with
+    `broadsheet.pipeline.source.open.opening.open_at`, which compares each file with the plan.
 
     Attributes
     ----------
     name : str
-        Name in messages.
+        The name in messages.
     suffixes : tuple of str
-        Suffixes of its file names, in lower case, with the dot.
+        The suffixes of file names, in lower case, with the dot.
     seeks : Seek
         Where reading can begin.
     magic : bytes
-        The first bytes of each of its files, which no file of another format has; empty where there are none.
+        The first bytes of each file, which no file of another format has; empty if there are none.
     takes_header : bool
-        Whether the user may name the columns of its files.
+        Whether the user may name the columns of the files.
     takes_encoding : bool
-        Whether the user may name the encoding of its files.
+        Whether the user may name the encoding of the files.
     jumps : bool
-        Whether its files are read at many places, so that they cannot be compressed, in an archive, or on a server that
-        sends them from the first byte on only.
+        Whether the files are read at many places. Then they must not be compressed, in an archive, or on a server that
+        sends them only from the first byte on.
     limits : Limits
         The sizes that reading and planning keep to.
     encoding : str
-        Of the text in its files, by Python's name. Files in another than UTF-8 are opened as streams of UTF-8.
+        Python's name of the encoding of text in the files. Files in an encoding other than UTF-8 are opened as streams
+        of UTF-8.
 
     """
 
@@ -257,9 +265,9 @@ class Format(ABC):
         Parameters
         ----------
         symbols : int
-            Characters in the model's alphabet.
+            The number of characters in the model's alphabet.
         length : int
-            Characters of each article that the model reads.
+            The number of characters of each text that the model reads.
 
         Returns
         -------
@@ -270,12 +278,12 @@ class Format(ABC):
         return self
 
     def for_options(self, selection: Selection) -> Self:
-        """Bind what the user says of the files, for formats of text.
+        """Bind what the user says about the files, for formats of text.
 
         Parameters
         ----------
         selection : Selection
-            Their encoding, and the dialect of CSV.
+            It has the encoding of the files, and the dialect of CSV.
 
         Returns
         -------
@@ -291,7 +299,7 @@ class Format(ABC):
         Parameters
         ----------
         schema : Schema
-            As `schema` returned it.
+            The columns, as `schema` returned them.
 
         Returns
         -------
@@ -327,7 +335,7 @@ class Format(ABC):
         """
 
     def rows_of(self, file: InputFile) -> int | None:
-        """Return the number of rows that the file's own metadata give; None where only reading it shows them.
+        """Return the number of rows that the file's metadata give, or None if only reading the file shows it.
 
         Raises
         ------
@@ -338,7 +346,7 @@ class Format(ABC):
         return None
 
     def plan(self, file: InputFile, schema: Schema, selection: Selection, chunk_rows: int) -> FilePlan:
-        """Cut a file into fragments, where `seeks` is `Seek.ROWS`.
+        """Cut a file into fragments, if `seeks` is `Seek.ROWS`.
 
         Parameters
         ----------
@@ -349,7 +357,7 @@ class Format(ABC):
         selection : Selection
             The columns that the job uses.
         chunk_rows : int
-            Rows in a fragment at most.
+            The largest number of rows in a fragment.
 
         Returns
         -------
@@ -367,12 +375,12 @@ class Format(ABC):
         return FilePlan()
 
     def read(self, fragments: Sequence[Fragment], selection: Selection, spans: list[Span] | None) -> Iterator[Chunk]:
-        """Read fragments of `plan`; runs on a worker.
+        """Read fragments of `plan`. This runs on a worker.
 
         Parameters
         ----------
         fragments : sequence of Fragment
-            The rows to read, of one file, which follow one another.
+            The rows to read: consecutive fragments of one file.
         selection : Selection
             The columns that the job uses.
         spans : list of Span or None
@@ -381,7 +389,7 @@ class Format(ABC):
         Yields
         ------
         Chunk
-            The rows of the fragments, in order, each of one fragment.
+            The rows of the fragments, in order. Each chunk has rows of one fragment.
 
         Raises
         ------
@@ -392,7 +400,7 @@ class Format(ABC):
         raise NotImplementedError(f"{self.name} files are read front to back")
 
     def stream(self, file: InputFile, selection: Selection, chunk_rows: int) -> Iterator[Chunk]:
-        """Read a whole file front to back, where `seeks` is `Seek.NOTHING`; runs on a worker.
+        """Read a whole file front to back, if `seeks` is `Seek.NOTHING`. This runs on a worker.
 
         Parameters
         ----------
@@ -401,13 +409,13 @@ class Format(ABC):
         selection : Selection
             The columns that the job uses.
         chunk_rows : int
-            Rows in a chunk at most.
+            The largest number of rows in a chunk.
 
         Yields
         ------
         Chunk
-            The rows of the file, in order. Where the file is cut off or damaged, that is a problem of the last chunk,
-            not an error.
+            The rows of the file, in order. If the file is cut off or damaged, that is a problem of the last chunk and
+            no error is raised.
 
         """
         raise NotImplementedError(f"{self.name} files are read in fragments")

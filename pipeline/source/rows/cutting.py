@@ -1,4 +1,4 @@
-"""How rows are cut into chunks: by their number, and by the bytes that they hold."""
+"""Cuts rows into chunks by their number and their bytes."""
 
 from __future__ import annotations
 
@@ -10,18 +10,20 @@ from numpy.typing import NDArray
 
 _Piece = TypeVar("_Piece")
 Sizes = Callable[[], NDArray[np.int64]]
-"""Bytes of each of some rows."""
+"""Returns the bytes of each of some rows."""
 
 
 class Cutting:
-    """Cuts rows that come in runs of any length into chunks of up to `most_rows` rows and `most_bytes` bytes.
+    """Cuts rows into chunks of up to `most_rows` rows and `most_bytes` bytes. The rows come in runs of any length.
 
     A chunk of one row may be larger. Where rows are cut does not depend on the runs in which they come.
     """
 
     def __init__(self, most_rows: int, most_bytes: int) -> None:
         self._most_rows, self._most_bytes = most_rows, most_bytes
-        self._unsized: list[tuple[Sizes, int, int, int]] = []  # of the chunk: which rows of these, and what they count
+        # Per run of the chunk without known sizes: the function that finds them, its first and last row, its counted
+        # bytes.
+        self._unsized: list[tuple[Sizes, int, int, int]] = []
         self._begin()
 
     def _begin(self) -> None:
@@ -29,7 +31,9 @@ class Cutting:
         self._unsized.clear()
 
     def cut(self, sizes: NDArray[np.int64]) -> Iterator[tuple[int, int, bool]]:
-        """The next rows, of these sizes, in pieces: from, up to, and whether the piece begins a new chunk."""
+        """Cut the next rows, which have these sizes. Yield where each piece begins and ends, and whether it begins a
+        new chunk.
+        """
         for sizes_of, first, last, counted in self._unsized:
             self._bytes += int(sizes_of()[first:last].sum()) - counted
         self._unsized.clear()
@@ -44,13 +48,13 @@ class Cutting:
                 self._rows, self._bytes = self._rows + stop - at, self._bytes + int(after[stop - 1]) - before
             at = stop
             if at < len(sizes):
-                self._begin()  # there was no room for the next row
+                self._begin()  # the chunk has no room for the next row
 
-    def cut_unsized(self, rows: int, most: int, sizes: Sizes) -> Iterator[tuple[int, int, bool]]:
-        """The same of rows that take `most` bytes at most: their sizes are asked for only where a chunk may have no
-        room for these.
+    def cut_unsized(self, rows: int, bound: int, sizes: Sizes) -> Iterator[tuple[int, int, bool]]:
+        """Cut the next rows as `cut` does, but take them to have `bound` bytes in all. Their sizes are looked up only
+        if the chunk may have no room for them.
         """
-        if self._bytes + most > self._most_bytes:
+        if self._bytes + bound > self._most_bytes:
             yield from self.cut(sizes())
             return
         at = 0
@@ -58,15 +62,17 @@ class Cutting:
             stop = min(rows, at + self._most_rows - self._rows)
             if stop > at:
                 yield at, stop, not self._rows
-                self._rows, self._bytes = self._rows + stop - at, self._bytes + most
-                self._unsized.append((sizes, at, stop, most))
+                self._rows, self._bytes = self._rows + stop - at, self._bytes + bound
+                self._unsized.append((sizes, at, stop, bound))
             at = stop
             if at < rows:
                 self._begin()
 
 
 def gathered(pieces: Iterable[tuple[_Piece, int, bool]], most_rows: int) -> Iterator[list[_Piece]]:
-    """The pieces of each chunk, as soon as it is whole. pieces: each with its rows, and whether it begins a new one."""
+    """Yield the pieces of each chunk as soon as it is whole. pieces: each piece with its number of rows, and whether it
+    begins a new chunk.
+    """
     held: list[_Piece] = []
     held_rows = 0
     for piece, rows, new in pieces:

@@ -1,8 +1,8 @@
-"""What a file is by its first bytes, its compression and its encoding, and what turns it into UTF-8.
+"""Finds the compression and the encoding of a file by its first bytes, and turns other encodings into UTF-8.
 
-Text in another encoding becomes a stream of UTF-8, in which bad bytes stay recognisable: a byte that is not valid in
-the encoding becomes the code point U+DC00 plus the byte, written in three bytes. Those are not UTF-8, so the row that
-holds them, and no other, is quarantined as a row of a UTF-8 file would be.
+Text in another encoding becomes a stream of UTF-8 in which bad bytes stay recognisable: a byte that is not valid in
+the encoding becomes the code point U+DC00 plus the byte, written in three bytes. These are not valid UTF-8, so the row
+that holds them, and no other, is quarantined like a bad row of a UTF-8 file.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import BinaryIO
 
-from ..errors import UsageError
+from ...errors import UsageError
 
 UTF8 = "utf-8"
 _ESCAPE = "broadsheet-escape"
@@ -40,10 +40,10 @@ codecs.register_error(_ESCAPE, _escape)
 
 
 def encoding_named(name: str) -> str:
-    """Python's name of an encoding. Raises UsageError for one that is not known, or that files do not have."""
+    """Return Python's name of an encoding. Raises UsageError if it is unknown, or is no encoding of files."""
     try:
         encoding = codecs.lookup(name).name
-        "".encode(encoding)  # not every codec is one of text
+        "".encode(encoding)  # some codecs are not for text
     except (LookupError, ValueError, TypeError, UnicodeError):
         encoding = "undefined"
     if encoding in _NOT_OF_FILES:
@@ -54,19 +54,21 @@ def encoding_named(name: str) -> str:
 
 
 def looks_like(head: bytes) -> str | None:
-    """The encoding that the first bytes of a file show, where that is UTF-16 or UTF-32; None for all others."""
+    """Return the encoding that the first bytes of a file show if it is UTF-16 or UTF-32, and None otherwise."""
     for mark, name in _MARKS.items():
         if head.startswith(mark):
             return name
     low, high = head[:_LOOKED_AT:2], head[1:_LOOKED_AT:2]
     zeros = [half.count(0) > _MANY * max(len(half), 1) for half in (low, high)]
-    if all(zeros):  # no text in any encoding of two bytes: such as a file of zeros
+    if all(zeros):  # no encoding of two bytes gives this: it may be a file of zeros
         return None
     return "utf-16-be" if zeros[0] else "utf-16-le" if zeros[1] else None
 
 
 def why_not_decoded(value: bytes, encoding: str) -> str | None:
-    """Why a value is not text, to follow its name: "is not UTF-8: byte 3 of it is 0xe9"; None where it is text."""
+    """Return why a value is not text, in words that follow its name: "is not UTF-8: byte 3 of it is 0xe9". Return None
+    if it is text.
+    """
     try:
         value.decode(UTF8)
     except UnicodeDecodeError as error:
@@ -78,18 +80,18 @@ def why_not_decoded(value: bytes, encoding: str) -> str | None:
 
 
 def not_decoded(reason: str) -> str | None:
-    """The encoding that a row does not have, where this reason for its quarantine says so."""
+    """Return the encoding in which a row could not be read, if the reason for its quarantine says that."""
     match = _REASON.search(reason)
     return match and match[1]
 
 
 def unescaped(head: bytes) -> bytes:
-    """The first bytes of a row with its bad bytes as they are in the file."""
+    """Return the first bytes of a row with its bad bytes as they are in the file."""
     return _ESCAPED.sub(lambda match: bytes([(match[1][0] & 0x03) << 6 | (match[2][0] & 0x3F)]), head)
 
 
 class Transcoded:
-    """A stream of text in some encoding as a stream of UTF-8, read front to back."""
+    """Turns a stream of text in some encoding into a stream of UTF-8, read front to back."""
 
     def __init__(self, stream: BinaryIO, encoding: str) -> None:
         self._stream = stream
@@ -98,7 +100,7 @@ class Transcoded:
         self._ended = False
 
     def read(self, size: int) -> bytes:
-        """Up to `size` bytes; none at the end."""
+        """Return up to `size` bytes, or none at the end."""
         while not (self._left or self._ended):
             block = self._stream.read(size)
             self._ended = not block
@@ -117,27 +119,27 @@ class Transcoded:
 
 
 HEAD_BYTES = 1000
-"""So many first bytes of a file tell its compression."""
+"""How many first bytes of a file tell its compression."""
 _SURE_BYTES = 8
-"""Fewer are no whole file of any compression, so they could be anything."""
+"""A file with fewer bytes is no whole file of any compression, so it could be anything."""
 _NOT_TEXT = frozenset(range(32)) - frozenset(b"\t\n\v\f\r\x1a\x1b")
-"""Bytes that are in no text of an encoding that is compatible with ASCII."""
+"""Bytes that no text has in an encoding that is compatible with ASCII."""
 
 
 @dataclass(frozen=True)
 class Compression:
-    """One of them.
+    """A compression that files may have.
 
     Attributes
     ----------
     name : str
-        Arrow's.
+        The name that Arrow gives it.
     suffix : str
-        The end of a file's name that promises it.
+        The suffix of a file's name that promises it.
     unit : str
         The unit whose repetition makes a file.
     begins : callable
-        Whether a unit has this beginning, also if it is cut off within it.
+        Whether a unit can begin with these bytes, also if they end early.
 
     """
 
@@ -148,12 +150,14 @@ class Compression:
 
 
 def _magic(magic: bytes) -> Callable[[bytes], bool]:
-    """Whether a unit with these first bytes has this beginning, also if it is cut off within it."""
+    """Return a function that tells whether a unit with this magic number can begin with given bytes, also if they end
+    early.
+    """
     return lambda head: bool(head) and head[: len(magic)] == magic[: len(head)]
 
 
 def _frame(magic: bytes) -> Callable[[bytes], bool]:
-    """The same of a frame of zstd's or lz4's, also of one that is skipped."""
+    """Return a function that tells whether a zstd or lz4 frame, or one that is skipped, can begin with given bytes."""
     return lambda head: _magic(magic)(head) or _is_skippable(head)
 
 
@@ -162,7 +166,9 @@ _is_legacy_lz4 = _magic(b"\x02\x21\x4c\x18")
 
 
 def _is_bz2(head: bytes) -> bool:
-    """Three letters and a digit alone could be text: a block or the end of the stream follows."""
+    """Whether the bytes begin a bz2 stream. Its three letters and digit alone could be text, so a block or the end of
+    the stream must follow.
+    """
     digits = (b"", *(b"%d" % digit for digit in range(1, 10)))
     follow = head[4:10]
     magics = (b"\x31\x41\x59\x26\x53\x59", b"\x17\x72\x45\x38\x50\x90")
@@ -170,7 +176,7 @@ def _is_bz2(head: bytes) -> bool:
 
 
 def _is_skippable(head: bytes) -> bool:
-    """Whether it begins with a frame of zstd's (or lz4's) that holds no data, such as a table of the others."""
+    """Whether the bytes begin a frame of zstd or lz4 that holds no data, such as a table of the other frames."""
     return len(head) >= 4 and 0x50 <= head[0] <= 0x5F and head[1:4] == b"\x2a\x4d\x18"
 
 
@@ -184,15 +190,16 @@ COMPRESSIONS = {
         Compression("lz4", ".lz4", "frame", lambda head: _is_lz4(head) or _is_legacy_lz4(head)),
     )
 }
-"""By Arrow's names."""
+"""The compressions by Arrow's names."""
 SUFFIXES = {compression.suffix: compression.name for compression in COMPRESSIONS.values()}
-"""The compression that a name promises."""
+"""The compression that each suffix promises."""
 
 
 def compression_of(head: bytes, named: str | None = None) -> Compression | None:
-    """The compression of a file by its first bytes, whatever its name says; None where it has none.
+    """Return the compression of a file by its first bytes, whatever its name says, or None if it has none.
 
-    What begins like nothing that is known, and not like text either, is damaged: it has the compression that is named.
+    A file that begins like no known compression and not like text is damaged. Its compression is the one that its name
+    promises.
     """
     expected = COMPRESSIONS.get(named or "")
     if expected and expected.begins(head):

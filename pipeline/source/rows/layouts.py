@@ -1,4 +1,4 @@
-"""One layout for the values of a column, of the several that Arrow has for the same ones.
+"""Converts columns to one of the several layouts that Arrow has for the same values.
 
 Strings are `string`, `large_string` or `string_view`, lists are `list`, `large_list`, `list_view` or `large_list_view`,
 and all of them may be within lists, structs, maps and dictionaries. Few of Arrow's functions take all layouts: none
@@ -26,25 +26,26 @@ def is_one_of(kind: pa.DataType, tests: tuple[Test, ...]) -> bool:
 
 
 def holds(kind: pa.DataType, *tests: Test) -> bool:
-    """Whether a type, or one within it, passes one of these tests."""
+    """Whether a type, or a type within it, passes one of these tests."""
     return is_one_of(kind, tests) or any(holds(kind.field(i).type, *tests) for i in range(kind.num_fields))
 
 
 def is_json(kind: pa.DataType) -> bool:
-    """Whether it is Arrow's extension type for texts that are JSON."""
+    """Whether a type is Arrow's extension type for texts that are JSON."""
     return isinstance(kind, pa.JsonType)
 
 
 def is_textual(kind: pa.DataType) -> bool:
-    """Whether a column of this type may hold text: strings or bytes in any layout, JSON, or nulls only."""
+    """Whether a column of this type may hold text: strings or bytes in any layout, JSON, or only nulls."""
     kind = kind.value_type if pa.types.is_dictionary(kind) else kind
     return is_one_of(kind, (*STRINGS, *BYTES, pa.types.is_null, is_json))
 
 
 def plain_type(kind: pa.DataType) -> pa.DataType:
-    """A column's type as it is copied: the same values in one layout.
+    """Return the type that a column has when it is copied: the same values in one layout.
 
-    A dictionary of strings stays one, of 32-bit indices; other dictionaries are their values, as are all within others.
+    A dictionary of strings stays one, with 32-bit indices. Other dictionaries become their values, and so do all
+    dictionaries within other types.
     """
     if pa.types.is_dictionary(kind):
         value = plain_type(kind.value_type)
@@ -53,7 +54,7 @@ def plain_type(kind: pa.DataType) -> pa.DataType:
 
 
 def _type_of(kind: pa.DataType, decode: bool) -> pa.DataType:
-    """The type of `plain_values`."""
+    """Return the type of the result of `plain_values`."""
     types = pa.types
     if is_json(kind):
         return _type_of(kind.storage_type, decode)
@@ -76,30 +77,33 @@ def _type_of(kind: pa.DataType, decode: bool) -> pa.DataType:
 
 
 def plain_values(values: pa.Array, decode: bool = True) -> pa.Array:
-    """The same values in one layout: as `string`, `binary` and `list`, also within lists, structs and maps.
+    """Return the same values in one layout: as `string`, `binary` and `list`. This includes values within lists,
+    structs and maps.
 
     Parameters
     ----------
     values : pyarrow.Array
         N values whose offsets are right.
     decode : bool
-        Whether dictionaries become their values, which may take far more memory.
+        Whether dictionaries become their values, which may take much more memory.
 
     Returns
     -------
     pyarrow.Array
-        [N], of the type that `plain_type` names where dictionaries are decoded.
+        [N], of the type that `plain_type` returns if dictionaries are decoded.
 
     """
     kind, types = values.type, pa.types
     target = _type_of(kind, decode)
     if target == kind:
         return values
+    # Types whose values are stored in another array: JSON and dictionaries.
     if is_json(kind):
         return plain_values(values.storage, decode)
     if types.is_dictionary(kind):
         coded = pa.DictionaryArray.from_arrays(values.indices, plain_values(values.dictionary, decode))
         return coded.dictionary_decode() if decode else coded
+    # Lists of any layout.
     if is_one_of(kind, LIST_VIEWS):
         return _lists_of_views(values, decode)
     if is_one_of(kind, LISTS):
@@ -108,6 +112,7 @@ def plain_values(values: pa.Array, decode: bool = True) -> pa.Array:
     if types.is_fixed_size_list(kind):
         inner = values.values.slice(values.offset * kind.list_size, len(values) * kind.list_size)
         return pa.FixedSizeListArray.from_arrays(plain_values(inner, decode), kind.list_size, mask=values.is_null())
+    # Structs and maps.
     if types.is_struct(kind):
         children = [plain_values(child, decode) for child in values.flatten()]
         return pa.StructArray.from_arrays(children, fields=[*target], mask=values.is_null())
@@ -121,7 +126,7 @@ def plain_values(values: pa.Array, decode: bool = True) -> pa.Array:
 
 
 def _lists_of_views(values: pa.Array, decode: bool) -> pa.Array:
-    """Lists of a list view, in which several may have the same values, in any order."""
+    """Return the lists of a list view. Several lists of a view may share values, in any order."""
     child = plain_values(values.values, decode)
     lengths = np.where(np.asarray(values.is_valid()), values.sizes.to_numpy(), 0).astype(np.int64)
     before = np.cumsum(lengths) - lengths
@@ -130,13 +135,13 @@ def _lists_of_views(values: pa.Array, decode: bool) -> pa.Array:
 
 
 def _lists(lengths: np.ndarray, values: pa.Array, like: pa.Array) -> pa.Array:
-    """Lists of these lengths, int64 [N], which are null where those of `like`, [N], are."""
+    """Return lists of these lengths, int64 [N]. They are null where those of `like`, [N], are null."""
     offsets = pa.array(np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32))
     return pa.ListArray.from_arrays(offsets, values, mask=like.is_null())
 
 
 def as_bytes(table: pa.Table) -> pa.Table:
-    """The table with its strings as bytes, and without views within lists, structs and maps. Dictionaries stay.
+    """Return the table with its strings as bytes, and without views within lists, structs and maps. Dictionaries stay.
 
     A string column may hold invalid UTF-8. As bytes, each row can be checked for it.
     """
@@ -144,7 +149,7 @@ def as_bytes(table: pa.Table) -> pa.Table:
         column = table.column(i)
         if pa.types.is_dictionary(field.type):
             continue
-        if is_json(field.type):  # a cast of one whose strings are views returns other memory
+        if is_json(field.type):  # a cast of a JSON column whose strings are views returns wrong memory
             column = pa.chunked_array([chunk.storage for chunk in column.chunks], field.type.storage_type)
         if is_textual(field.type):
             table = table.set_column(i, field.name, column.cast(pa.large_binary()))
@@ -155,6 +160,6 @@ def as_bytes(table: pa.Table) -> pa.Table:
 
 
 def has_views(kind: pa.DataType) -> bool:
-    """Whether there are views within a type, or JSON, which Arrow's functions do not take."""
+    """Whether a type has views or JSON within it, which Arrow's functions do not take."""
     within = holds(kind, pa.types.is_string_view, pa.types.is_binary_view, *LIST_VIEWS, is_json)
     return within or holds(kind, lambda inner: pa.types.is_dictionary(inner) and has_views(inner.value_type))

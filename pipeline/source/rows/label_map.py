@@ -1,4 +1,4 @@
-"""A file that says which class each label stands for."""
+"""Reads a file that says which class each label stands for."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import os
 from collections.abc import Container, Iterable, Sequence
 from pathlib import Path
 
-from ..errors import UsageError, counted, first_of
+from ...errors import UsageError, counted, first_of
 
 _COLUMNS = ("label", "class")
 
@@ -20,18 +20,18 @@ def read_label_map(path: str | os.PathLike[str]) -> dict[str, str]:
     Parameters
     ----------
     path : str or path
-        The file, UTF-8. A row says that a label, as it is spelled, stands for a class. Labels that it does not name
-        stay as they are.
+        The file, in UTF-8. A row says that a label, in this spelling, stands for a class. Labels without a row stay as
+        they are.
 
     Returns
     -------
     dict of str to str
-        The class of each label; "" where rows with the label are to be left out.
+        The class of each label; "" if rows with the label are to be left out.
 
     Raises
     ------
     UsageError
-        For a file that cannot be read, lacks a column, has a row without a label, or gives a label two classes.
+        If the file cannot be read, lacks a column, has a row without a label, or gives a label two classes.
 
     """
     what = f"--map-labels {path}"
@@ -55,12 +55,14 @@ def read_label_map(path: str | os.PathLike[str]) -> dict[str, str]:
 
 
 def digest_of_label_map(path: str | os.PathLike[str]) -> str:
-    """The SHA-256 of a label map: of what it says, whatever the order of its rows. Raises as `read_label_map`."""
+    """Return the SHA-256 of the content of a label map, which does not depend on the order of its rows. Raises the
+    errors of `read_label_map`.
+    """
     return hashlib.sha256(json.dumps(sorted(read_label_map(path).items())).encode()).hexdigest()
 
 
 def unmatched(labels: Iterable[str], matched: Container[str]) -> tuple[str, ...]:
-    """The labels of a label map that no row has.
+    """Return the labels of a label map that no row has.
 
     Parameters
     ----------
@@ -74,7 +76,9 @@ def unmatched(labels: Iterable[str], matched: Container[str]) -> tuple[str, ...]
 
 
 def unmatched_line(labels: Sequence[str]) -> str | None:
-    """A line about labels of a label map that no row has, as `unmatched` returns them; None where there are none."""
+    """Return a line about labels of a label map that no row has, as `unmatched` returns them, or None if there are
+    none.
+    """
     if not labels:
         return None
     return f"no row has {counted(len(labels), 'label')} of --map-labels: {first_of([*map(repr, labels)])}"

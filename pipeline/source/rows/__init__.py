@@ -1,0 +1,1 @@
+"""Rows as the steps hand them on, and what all steps share."""
