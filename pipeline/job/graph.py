@@ -1,7 +1,7 @@
-"""The Dask graph, kept a window ahead of the workers.
+"""The Dask graph of a job. The client keeps a window of tasks submitted ahead of the workers.
 
-A range is one task: it reads, classifies and commits chunk after chunk, and reports each to the client. Tasks are
-unrestricted, so the scheduler queues them, and each goes to a worker that has a thread for it.
+Each range is one task, which reads, labels and commits chunk after chunk and reports each to the client. Tasks are not
+bound to workers: the scheduler queues them, and gives each to a worker that has a free thread.
 """
 
 from __future__ import annotations
@@ -38,41 +38,41 @@ from .watchdog import Watchdog, run_of, task_key
 from .worker import forget_starts, set_starts
 
 _SUSPECT_LOSSES = 2
-"""So many workers may be lost with a chunk that runs with others, before it has to run alone."""
+"""A range runs alone once so many workers were lost while they ran it beside others."""
 
 _MOST_CANCELLED = 3
 _SECONDS_BETWEEN_COUNTS, _SECONDS_BETWEEN_LOOKS = 1.0, 0.1
 _SUBMIT_SECONDS = 0.05
-"""After so long the chunks that are planned, or read here, are submitted, and results are looked at."""
+"""The client plans and reads ranges for so long, then submits them and looks at results."""
 
 _LEAST_WINDOW = 16
 _LOADED_PER_WORKER = 8  # ranges whose rows are with the client: an engine computes one at a time
 _LOST_FIRST = 5
 _CLOCK_SECONDS = 60.0
-"""By so much the clock must be set back, and so long must nothing progress, for a job to end for that."""
+"""A job ends if the clock was set back by more than this, and nothing has progressed for as long."""
 
 
 def classify_chunks(
     client: Client, sources: Iterable[Source], job: Job, watchdog: Watchdog, stop: Callable[[], bool]
 ) -> Iterator[Event | None]:
-    """Run every range, and yield each chunk as it is done, in any order; None after a moment in which none was.
+    """Run every range, and yield each chunk as it is committed, in any order. Yield None after a moment without one.
 
-    A range that cannot be read, or that kills its workers even when it runs alone, is set aside: its chunks that are
-    not committed, and those of the ranges after it in its file, whose rows have no numbers without it. Any other error,
-    and with `job.strict` the first bad row, stops the job and is raised; committed chunks are kept.
+    A range that cannot be read, or that kills its workers even when it runs alone, is set aside. That concerns its
+    chunks that are not committed, and those of later ranges of the same file, whose rows have no numbers without it.
+    Any other error, and with `job.strict` the first bad row, stops the job and is raised; committed chunks stay.
 
     Parameters
     ----------
     client : distributed.Client
         The cluster.
     sources : iterable of Range or Unread
-        The ranges, which are drawn as others finish.
+        The ranges. The next ones are drawn as others finish.
     job : Job
-        What is to be done with each.
+        The job, which says what to do with each range.
     watchdog : Watchdog
         Receives progress and losses.
     stop : callable
-        Called while ranges are in flight; once it returns True, these begin no further chunk.
+        Called while ranges are in flight. Once it returns True, they start no further chunk.
 
     """
     run = _Run(client, job, watchdog, stop)
@@ -84,7 +84,7 @@ def classify_chunks(
 
 
 def _run_together(run: _Run, waiting: Iterator[Source], strict: bool) -> Iterator[Event | None]:
-    """Run all ranges, except those that are to run alone."""
+    """Run all ranges, except those that have to run alone."""
     more = True
     while True:
         if more and run.has_room:
@@ -109,14 +109,14 @@ def _run_together(run: _Run, waiting: Iterator[Source], strict: bool) -> Iterato
             if not isinstance(ended.result, KilledWorker | ReaderLost):
                 yield from _events(ended.result)
             elif ended.losses < _SUSPECT_LOSSES:
-                # Perhaps not the cause: a worker that dies takes its other tasks with it.
+                # It may not be the cause: a worker that dies takes its other tasks with it.
                 run.submit([ended.source], ended.losses)
             else:
                 run.suspect(ended.source)
 
 
 def _next_of(waiting: Iterator[Source], most: int) -> tuple[list[Source], bool]:
-    """The next ranges, up to `most` and as many as there are in a moment; and whether there are more."""
+    """Return the next ranges, at most `most` and as many as come within a moment, and whether there are more."""
     sources: list[Source] = []
     began = time.monotonic()
     while len(sources) < most and time.monotonic() - began < _SUBMIT_SECONDS:
@@ -147,7 +147,7 @@ def _set_aside(source: Range, reason: str) -> SetAside:
 
 
 def _run_alone(run: _Run) -> Iterator[Event | None]:
-    """Run the suspects one at a time; set aside those that kill their worker again."""
+    """Run the suspected ranges one at a time, and set aside those that kill their worker again."""
     for source in sorted(run.suspects, key=lambda suspect: suspect.number):
         run.release_spent()  # Dask would repeat those whose result was on a worker that is lost
         run.submit([source], alone=True)
@@ -163,22 +163,22 @@ def _run_alone(run: _Run) -> Iterator[Event | None]:
 
 @dataclass(frozen=True)
 class _Flight:
-    """A range in flight.
+    """A range that was submitted and has not ended.
 
     Attributes
     ----------
     source : Range
         The range.
     task : Future
-        Its task.
+        The task of the range.
     content : Future or None
-        Of rows in memory.
+        The rows of the range if they were in memory, else None.
     losses : int
-        Workers that were lost with it.
+        The number of workers that were lost while they ran it.
     cancelled : int
-        How often it was cancelled, by the loss of its rows.
+        How often it was cancelled because a worker that held its rows was lost.
     is_count : bool
-        Whether its rows are only counted.
+        Whether the task only counts the rows.
 
     """
 
@@ -191,21 +191,21 @@ class _Flight:
 
 
 _Heard = RangeResult | CommitReport | RowsComputed | RangeEnd | BaseException | None
-"""What comes of a task: a report of it while it runs, and in the end its result or its error."""
+"""What the client hears of a task: reports while it runs, and in the end its result or its error."""
 
 
 @dataclass(frozen=True)
 class _Ended:
-    """What became of a range.
+    """How a range ended.
 
     Attributes
     ----------
     source : Range
         The range.
     result : RangeResult, SetAside, KilledWorker or ReaderLost
-        What it returned, or why it did not.
+        The result of its task, or why there is none.
     losses : int
-        Workers, or reader processes, lost with it since it last committed a chunk.
+        The number of workers or reader processes that were lost with it since it last committed a chunk.
 
     """
 
@@ -215,7 +215,7 @@ class _Ended:
 
 
 class _Run:
-    """What is in flight, and what is known of where ranges begin."""
+    """The ranges in flight, and what is known about where ranges begin."""
 
     def __init__(self, client: Client, job: Job, watchdog: Watchdog, stop: Callable[[], bool]) -> None:
         self.live: dict[Any, _Flight] = {}
@@ -242,17 +242,18 @@ class _Run:
 
     @property
     def room(self) -> int:
-        """How many sources to submit, at most."""
+        """The most ranges to submit now."""
         self._check_scheduler()
         return self._window - len(self.live)
 
     @property
     def _window(self) -> int:
-        """How many sources to have in flight: as many as keep all threads reading, or all engines computing where text
-        is drawn from the client, whose memory and the workers' hold it. Workers come and go, so they are counted again
-        from time to time.
+        """The number of ranges to have in flight.
 
-        They are not counted before the first chunks are submitted: a small job has no others.
+        Files need as many as keep all threads of the workers reading. Rows from memory need as many as keep all engines
+        computing, since the client and the workers hold them in memory. Workers come and go, so they are counted again
+        from time to time; they are not counted before the first chunks are submitted, which are all that a small job
+        has.
         """
         if self.live and time.monotonic() - self._asked > _SECONDS_BETWEEN_COUNTS:
             threads = self._client.nthreads()
@@ -261,9 +262,19 @@ class _Run:
         return max(_LOADED_PER_WORKER * self._workers if loaded else 4 * self._threads, _LEAST_WINDOW)
 
     def submit(self, sources: list[Range], losses: int = 0, cancelled: int = 0, alone: bool = False) -> None:
-        """Submit ranges. Those that were lost with a worker go first, so that the cause is soon found.
+        """Submit ranges. Those that were lost with a worker go first, so that the cause is found soon.
 
-        alone: nothing else runs, and the range is to begin no chunk before its last one is committed.
+        Parameters
+        ----------
+        sources : list of Range
+            The ranges.
+        losses : int
+            The number of workers that were lost while they ran them.
+        cancelled : int
+            How often they were cancelled.
+        alone : bool
+            Whether nothing else runs. The range then starts a chunk only after the one before it is committed.
+
         """
         if not sources:
             return
@@ -277,7 +288,7 @@ class _Run:
             self._add(_Flight(source, task, content, losses, cancelled, False))
 
     def suspect(self, source: Range) -> None:
-        """Have a range run alone, at the end; its rows are counted now, since others wait for their numbers."""
+        """Put a range aside to run alone at the end. Its rows are counted now, since later ranges wait for the numbers."""
         self.suspects.append(source)
         if self._starts.is_awaited(source):
             self._count_rows(source)
@@ -287,7 +298,7 @@ class _Run:
         self._add(_Flight(source, task, None, 0, 0, True))
 
     def _contents(self, sources: Sequence[Range]) -> list[Future | None]:
-        """The rows of ranges in memory: sent to workers by the client, or computed there."""
+        """Return the rows of ranges in memory, which the client sends to the workers, or which they compute."""
         held = [source.content for source in sources if isinstance(source.content, Chunk)]
         delayed = [source.content for source in sources if not isinstance(source.content, Chunk | None)]
         sent = iter(self._scatter(held) if held else ())
@@ -298,20 +309,20 @@ class _Run:
         ]
 
     def _listen(self) -> None:
-        """Hear what tasks report before their end."""
+        """Subscribe to what tasks report before they end."""
         if not self._subscribed:
             self._client.subscribe_topic(TOPIC, self._hear)
             self._subscribed = True
 
     def _hear(self, event: tuple[float, dict[str, Any]]) -> None:
-        """Called in the client's event loop."""
+        """Note a report of a task. The event loop of the client calls this."""
         key = tuple(event[1]["task"])
         if run_of(key) == self._name:
             self.watchdog.progress()
             self._heard.put((key, pickle.loads(event[1]["noted"])))
 
     def _scatter(self, held: list[Chunk]) -> list[Future]:
-        # Workers of this machine are in reach: what they are sent need not go through the scheduler.
+        # The client reaches workers of this machine directly, without the scheduler in between.
         direct = isinstance(self._client.cluster, LocalCluster)
         try:
             chunks: list[Future] = self._client.scatter(held, hash=False, direct=direct)
@@ -335,14 +346,14 @@ class _Run:
         self._client.loop.add_callback(self._fetch, flight.task)
 
     async def _fetch(self, task: Future) -> None:
-        """Fetch a range's result as soon as it is done; Dask fetches those that are done together in one request."""
+        """Fetch the result of a range when it is ready. Dask fetches results that are ready together in one request."""
         try:
             self._heard.put((task.key, await self._client.gather(task, asynchronous=True)))
-        except BaseException as error:  # any error of a task: without a result the job would wait for ever
+        except BaseException as error:  # without a result, the job would wait for ever
             self._heard.put((task.key, error))
 
     def _say(self, starts: dict[int, Start | str]) -> None:
-        """Say to all workers where ranges begin. It is not waited for."""
+        """Send the starts of ranges to all workers, without waiting for them."""
         if starts:
             self._client.loop.add_callback(self._send, starts)
 
@@ -351,8 +362,9 @@ class _Run:
             await self._client.run(set_starts, self._name, starts, on_error="ignore")
 
     def next_event(self, wait: bool) -> _Ended | CommitReport | RowsComputed | None:
-        """The next result or report of a task; None where there is none, after a moment's wait if `wait`. Raises what
-        stops the job.
+        """Return the next result or report of a task. If there is none, return None, with `wait` after a moment.
+
+        Raises the error that stops the job.
         """
         while True:
             self._check_stop()
@@ -371,7 +383,7 @@ class _Run:
                 self._say(known)
                 for suspect in self.suspects:
                     if suspect.number in known and self._starts.is_misread(suspect):
-                        self._count_rows(suspect)  # from where it begins
+                        self._count_rows(suspect)  # from its true start
                 continue
             self._check_scheduler()
             ended = self._ended(key, result)
@@ -379,16 +391,18 @@ class _Run:
                 return ended
 
     def _ended(self, key: Any, result: RangeResult | BaseException | None) -> _Ended | None:
-        """What became of a range; None where it runs again, or was counted. Raises what stops the job."""
+        """Return how a range ended; None if it runs again, or was only counted. Raises the error that stops the job."""
         flight = self.live.pop(key)
         self._spent.append(flight)
         source = flight.source
         progressed = key in self._progressed
         self._progressed.discard(key)
+        # A task that only counts rows has reported the count already.
         if flight.is_count:
             if isinstance(result, BaseException):
                 self._say(self._starts.fail(source, f"its rows could not be counted: {result}"))
             return None
+        # The worker or the reader died: the caller decides whether the range runs again.
         if isinstance(result, KilledWorker):
             self.watchdog.worker_lost()
             return _Ended(source, result, 1 if progressed else flight.losses + result.allowed_failures + 1)
@@ -398,6 +412,7 @@ class _Run:
         if isinstance(result, RangeResult):
             self.watchdog.progress()
             return _Ended(source, result, flight.losses)
+        # Dask has lost the connection, or the rows of the range with a worker.
         if isinstance(result, CommClosedError) and not scheduler_answers(self._client):
             raise BroadsheetError(NO_SCHEDULER.format(self._scheduler)) from result
         if isinstance(result, CancelledError | CommClosedError):
@@ -413,14 +428,16 @@ class _Run:
         raise result if result is not None else TypeError("a task returned nothing")
 
     def _check_stop(self) -> None:
-        """Once the job is stopped, say so to the tasks, which would go on to the end of their ranges."""
+        """Once the job is stopped, tell the tasks, which would otherwise go on to the end of their ranges."""
         if self._subscribed and not self._stopping and self._stop():
             self._stopping = True
             self._client.run(begin_no_more, self._name, on_error="ignore")
 
     def _check_scheduler(self) -> None:
-        """Fail at once where the scheduler is lost: a request would wait half a minute for it. Fail where Dask may wait
-        for the clock: its batches of messages are sent at times of day.
+        """Raise BroadsheetError if the scheduler is lost, or if Dask may wait for the clock.
+
+        A request would wait half a minute for a scheduler that is lost. Dask sends its batches of messages at times of
+        day, so after the clock was set back it may send none.
         """
         if self._client.status != "running":
             raise BroadsheetError(NO_SCHEDULER.format(self._scheduler))
@@ -432,9 +449,7 @@ class _Run:
             )
 
     def cancel(self) -> None:
-        """Cancel what is in flight. A task that has begun runs to the end of its chunks that have, which is not waited
-        for.
-        """
+        """Cancel the ranges in flight. A running task still finishes the chunks that it has started; nobody waits for it."""
         if self._client.status == "running":
             if self.live:
                 self._client.cancel([flight.task for flight in self.live.values()])
@@ -446,10 +461,10 @@ class _Run:
         self.release_spent()
 
     def release_spent(self) -> None:
-        """Release the chunks that are done; those of a job's last window all at once, at its end.
+        """Release the results of tasks that have ended; those of the last window of a job all at once, at its end.
 
         Dask's client sends one message every 10 ms, so releasing them one by one would delay the tasks of the next job.
-        Released on the client's event loop, they go into one message.
+        Results that are released on the event loop of the client go into one message.
         """
         spent, self._spent = self._spent, []
         self._client.loop.add_callback(spent.clear)

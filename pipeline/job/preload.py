@@ -1,7 +1,7 @@
-"""Imports what workers need, into the process from which those of a command are forked.
+"""Imports the modules that workers need into the process from which a command forks its workers.
 
-A module that cannot be imported would end that process, and Dask would wait for its workers for ever. So nothing is
-raised here: each worker imports the module again, and Dask reports why it ended.
+If an import raised an error here, that process would end, and Dask would wait for its workers for ever. So errors are
+ignored here: each worker imports the module again, and Dask reports why the worker ended.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A job's progress on the Dask dashboard: its client sends it to the scheduler, whose page "Broadsheet" shows it."""
+"""The progress of a job on the Dask dashboard, whose page "Broadsheet" shows what the client sends the scheduler."""
 
 from __future__ import annotations
 
@@ -29,9 +29,17 @@ _has_page: WeakKeyDictionary[Client, bool] = WeakKeyDictionary()
 class DashboardProgress(Progress):
     """Passes everything on to another `Progress`, and sends it to the scheduler at most twice a second.
 
-    It does not wait for the scheduler, except for the last message, that the job is over.
+    It waits for the scheduler only with the last message, which says that the job is over.
 
-    report: the job's, in which chunks of earlier runs are counted already.
+    Parameters
+    ----------
+    other : Progress
+        Shows the progress to the user.
+    client : distributed.Client
+        The client of the job.
+    report : JobReport
+        The report of the job, in which chunks of earlier runs are counted already.
+
     """
 
     def __init__(self, other: Progress, client: Client, report: JobReport) -> None:
@@ -67,7 +75,7 @@ class DashboardProgress(Progress):
 
     def stop(self) -> None:
         if self._client.status == "running":
-            # Waited for: the client may close after it, and the page would show the job as running for ever.
+            # Wait for it: the client may close next, and the page would show the job as running for ever.
             self._client.sync(self._send, self._snapshot(ended=True))
         self._other.stop()
 
@@ -80,7 +88,7 @@ class DashboardProgress(Progress):
         self._client.loop.add_callback(self._send, self._snapshot())
 
     async def _send(self, snapshot: dict[str, Any]) -> None:
-        async with self._turn:  # in order, since the last message stays on the page
+        async with self._turn:  # one message at a time, since the last one stays on the page
             if self._client.status == "running":
                 with suppress(OSError):  # the scheduler has just gone; the job itself reports that
                     await self._client.set_metadata([TOPIC], snapshot)
@@ -106,13 +114,13 @@ class DashboardProgress(Progress):
 
 
 def _kept(tally: Tally) -> list[tuple[str, int, list[int]]]:
-    """Of the most frequent labels so far: the name, its rows, and how many of these have each threshold's score."""
+    """Return the most frequent labels so far: name, number of rows, and how many of these reach each threshold."""
     scores = () if tally.scores is UNSET else tally.scores.items()
     labels = [(printable(label), sum(bins), kept(bins)) for label, bins in scores]
     return sorted(labels, key=lambda label: -label[1])[:_MOST_LABELS]
 
 
 def _knows_page(dask_scheduler: Scheduler) -> bool:
-    """Whether it has the page, or will have it once somebody opens the dashboard."""
+    """Whether the scheduler has the page, or will have it once somebody opens the dashboard."""
     will_have = getattr(dask_scheduler.http_application, "when_opened", None) is not None
     return will_have or "broadsheet.cluster.dashboard" in sys.modules

@@ -1,4 +1,4 @@
-"""Where the ranges of files that are read in parts begin, as far as is known from the ranges before them."""
+"""Where the ranges of a file that is read in parts begin, as far as the ranges before them say."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from ..source.plan.plan import Range, RangeEnd, Start
 
 
 class Starts:
-    """What the client of a job knows of the starts of its ranges, by their numbers; in place of one, why there is none.
+    """What the client of a job knows about the starts of ranges, by number; for a range without a start, the reason.
 
     A task guesses where the first record of its part begins, and reads from there. The guess is right if the part
-    before ends there; else the task receives the start, and reads again.
+    before it ends there. Otherwise the task receives the start and reads again.
     """
 
     def __init__(self) -> None:
@@ -25,7 +25,7 @@ class Starts:
         return bool(self._read)
 
     def begun(self, part: Range) -> Range:
-        """A range that is about to be read, with its start where that is known."""
+        """Return a range that is about to be read, with its start if that is known."""
         if part.is_numbered:
             return part
         self._parts[part.number] = part
@@ -39,12 +39,12 @@ class Starts:
         return not (part.is_numbered or part.is_last or part.number + 1 in self._known)
 
     def is_misread(self, part: Range) -> bool:
-        """Whether a range was read, and not from where it begins."""
+        """Whether a range was read from another place than its start."""
         start, end = self._known.get(part.number), self._read.get(part.number)
         return isinstance(start, Start) and end is not None and part.part > 0 and end.begin != start.byte
 
     def read(self, end: RangeEnd) -> dict[int, Start | str]:
-        """Note what was read of a range. Returns its start, and those of others that are known with it."""
+        """Note the end of a range that was read. Return its start, and the starts that follow from it."""
         number = end.number
         self._read[number] = end
         known = {number: self._known[number]} if number in self._known else {}
@@ -57,7 +57,7 @@ class Starts:
         return known
 
     def fail(self, part: Range, reason: str) -> dict[int, Start | str]:
-        """Note that a range cannot be read, nor those after it in its file. Returns why the next has no start."""
+        """Note that a range, and so the later ones of its file, cannot be read. Return why the next has no start."""
         if not self.is_awaited(part):
             return {}
         before = self._known.get(part.number)

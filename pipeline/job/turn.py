@@ -1,4 +1,4 @@
-"""A chunk's turn on the engines of a process, which the threads of many chunks share."""
+"""The turn of a chunk on the engines of a process, which the threads of many chunks share."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from ..telemetry.spans import Span, here, span
 
 
 class Turn(AbstractContextManager["Turn"]):
-    """A lock for one chunk, which an engine enters while it computes; on a GPU, while it gives the device texts.
+    """The lock of the engines, as one chunk holds it: while an engine computes, or while it hands texts to a GPU.
 
-    From when it is entered first until `close`, the span "infer" runs. The time before that is the span "wait".
+    The span "infer" runs from the first time that the lock is entered until `close`. The span "wait" is before it.
 
     Parameters
     ----------

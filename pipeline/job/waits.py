@@ -1,4 +1,4 @@
-"""Says what a job waits for while it is planned: servers on which files are found may be slow to answer."""
+"""Reports what a job waits for while it is planned: a server that lists files may be slow to answer."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from ..storage.requests import under_way
 
 _LOOK_SECONDS = 0.5
 _FIRST_SECONDS = 3.0
-"""A message names a request that takes longer. The next message comes after twice as long, and so on."""
+"""A request that takes longer gets a message. The next message comes after twice as long, and so on."""
 
 
 @contextmanager
 def told_waits(tell: Callable[[str], None]) -> Iterator[None]:
-    """Call `tell` with a message now and then, while a request of the block has no answer. A thread of its own does."""
+    """While a request of the block has no answer, call `tell` with a message now and then, from a thread of its own."""
     ended = threading.Event()
     threading.Thread(target=_tell, args=(tell, ended), name="broadsheet-waits", daemon=True).start()
     try:
