@@ -288,7 +288,7 @@ class _Run:
             self._add(_Flight(source, task, content, losses, cancelled, False))
 
     def suspect(self, source: Range) -> None:
-        """Put a range aside to run alone at the end. Its rows are counted now, since later ranges wait for the numbers."""
+        """Put a range aside to run alone at the end. Count its rows now, since later ranges wait for their numbers."""
         self.suspects.append(source)
         if self._starts.is_awaited(source):
             self._count_rows(source)
@@ -449,7 +449,7 @@ class _Run:
             )
 
     def cancel(self) -> None:
-        """Cancel the ranges in flight. A running task still finishes the chunks that it has started; nobody waits for it."""
+        """Cancel the ranges in flight. Running tasks finish the chunks that they have started; nobody waits for that."""
         if self._client.status == "running":
             if self.live:
                 self._client.cancel([flight.task for flight in self.live.values()])
