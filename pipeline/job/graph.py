@@ -449,7 +449,7 @@ class _Run:
             )
 
     def cancel(self) -> None:
-        """Cancel the ranges in flight. Running tasks finish the chunks that they have started; nobody waits for that."""
+        """Cancel the ranges in flight. Running tasks finish the chunks that they have started, without the client."""
         if self._client.status == "running":
             if self.live:
                 self._client.cancel([flight.task for flight in self.live.values()])
