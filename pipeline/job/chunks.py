@@ -1,4 +1,4 @@
-"""The step of a job in which its chunks are run: what is committed is taken up, the rest goes through the graph."""
+"""The step of a job that labels its chunks: it counts those that are committed, and runs the others in the graph."""
 
 from __future__ import annotations
 
@@ -41,11 +41,12 @@ if TYPE_CHECKING:
     from distributed import Client
 
 _SECONDS_BETWEEN_CLAIMS = 2.0
-"""After so long a job notices that another has overwritten its folder."""
+"""A job checks this often whether another job has overwritten its folder."""
 
 
 def run_chunks(planned: Planned, client: Client, engines: Engines) -> Outcome:
-    """Run every chunk that is not committed yet. Raises what stops the job; chunks committed by then are kept."""
+    """Run every chunk that is not committed yet. Raises the error that stops the job; committed chunks stay."""
+    # The fingerprint and the values that every task needs.
     began = time.perf_counter()
     prepared, request = planned.prepared, planned.prepared.request
     options, models, folder = request.options, request.models, request.folder
@@ -53,6 +54,7 @@ def run_chunks(planned: Planned, client: Client, engines: Engines) -> Outcome:
     settings = options.settings(planned.chunk_rows, models)
     fingerprint = Fingerprint(prepared.identity, models.digest, backend, settings, WRITER)
     job = _job(planned, engines, fingerprint)
+    # The report, in which everything is counted.
     no_gpu = None
     if options.device == "auto" and backend.device == "cpu":
         no_gpu = next(iter(client.run(why_gpu_unused, on_error="ignore").values()), None)
@@ -68,18 +70,19 @@ def run_chunks(planned: Planned, client: Client, engines: Engines) -> Outcome:
     reach = Reach(planned.input.rows, {part.number: part.bytes for part in of_files})
     report = JobReport(facts, tally, RunFacts(_timeline(client, prepared.started), reach), results)
     report.run.timings |= {"plan": planned.seconds, "start": time.perf_counter() - began + engines.seconds}
+    # Count what earlier runs have committed, and run the rest.
     before = _open_folder(planned, folder, fingerprint) if folder else Entries({}, {})
     _count_earlier(report, before)
     counted = {name: entry.digest for name, entry in before.chunks.items()}
     ranges = planned.input.ranges(before, partial(_close, folder, fingerprint.id, report))
     _compute(client, planned, job, report, ranges, counted)
-    if options.profile and models.loaded[0].encoder is None:  # an encoder's steps have their spans alone
+    if options.profile and models.loaded[0].encoder is None:  # the steps of an encoder have only spans
         report.run.profile = _profile(client, engines.keys[0])
     return Outcome(report, fingerprint, counted)
 
 
 def facts_of(prepared: Prepared, backend: Backend, chunk_rows: int, no_gpu: str | None = None) -> JobFacts:
-    """What is known of a job before its first chunk. no_gpu: why it runs on the CPU."""
+    """Return what is known about a job before its first chunk. no_gpu: why it does not use a GPU."""
     request, beginning = prepared.request, prepared.beginning
     models, truth = request.models, request.options.truth
     return JobFacts(
@@ -103,7 +106,7 @@ def facts_of(prepared: Prepared, backend: Backend, chunk_rows: int, no_gpu: str 
 
 
 def _count_files(prepared: Prepared) -> int:
-    """How many files the job or the update labels; 0 for rows in memory."""
+    """Return the number of files that the job or the update labels; 0 for rows in memory."""
     if not isinstance(prepared.found, Files):
         return 0
     labelled = prepared.beginning.files if isinstance(prepared.beginning, Update) else prepared.found.found
@@ -111,14 +114,14 @@ def _count_files(prepared: Prepared) -> int:
 
 
 def _repair_flags(options: Options) -> str:
-    """The flags of the job that labels files once they are repaired."""
+    """Return the flags for a job that labels files after they are repaired."""
     if options.shard is not None:
         return "of the merged folder, --update --changed"
     return UPDATE_CHANGED if options.limit is None else "--overwrite"
 
 
 def _open_folder(planned: Planned, folder: OutputFolder, fingerprint: Fingerprint) -> Entries:
-    """Begin the job in its folder, or go on there; the entries that it keeps. Raises UsageError for another job."""
+    """Start or continue the job in its folder, and return the entries that stay. Raises UsageError for another job."""
     request, beginning, plan = planned.prepared.request, planned.prepared.beginning, planned.input.plan
     options = request.options
     schema, job, number, goes_on = planned.columns.written, fingerprint.id, 0, options.resume
@@ -143,7 +146,7 @@ def _open_folder(planned: Planned, folder: OutputFolder, fingerprint: Fingerprin
 
 
 def _job(planned: Planned, engines: Engines, fingerprint: Fingerprint) -> Job:
-    """The values that every task needs."""
+    """Return the values that every task needs."""
     request = planned.prepared.request
     options = request.options
     return Job(
@@ -169,7 +172,7 @@ def _timeline(client: Client, started: float) -> Timeline:
 
 
 def _close(folder: OutputFolder | None, job: str, report: JobReport, end: RangeEnd) -> None:
-    """Commit the end of what is not closed by a worker, where there is an output folder."""
+    """Count the end of a range that no worker closes, and commit it if there is an output folder."""
     if folder is not None:
         commit_end(folder.store, end, job)
     _close_range(report, end)
@@ -187,13 +190,13 @@ def _compute(
     planned : Planned
         The planned job.
     job : Job
-        What tasks receive.
+        The values that every task receives.
     report : JobReport
-        Where chunks are counted.
+        The report in which chunks are counted.
     ranges : iterator of Range or Unread
-        What is left to label.
+        The ranges that are left to label.
     counted : dict of str to bytes
-        The digests of the entries in the report, by chunk; those of this run are added.
+        The digests of the entries that the report has counted, by chunk. Those of this run are added.
 
     """
     began = time.perf_counter()
@@ -212,7 +215,7 @@ def _compute(
                 for one in () if event is None else _whole(event, request.folder, job):
                     if isinstance(one, CommittedChunk):
                         if one.name in counted:
-                            continue  # a range is read again, of which it was committed before
+                            continue  # a range is read again, and this chunk of it was committed before
                         counted[one.name] = one.entry.digest
                     _count(report, one)
                 (progress.wait if event is None else progress.advance)(report)
@@ -226,7 +229,7 @@ def _compute(
 
 
 def _count_earlier(report: JobReport, before: Entries) -> None:
-    """Count chunks that an earlier run committed, and groups that are not read again."""
+    """Count the chunks that an earlier run committed, and the ranges that are not read again."""
     for entry in before.chunks.values():
         report.tally.count_chunk(entry)
         report.run.reach.add(entry.chunk, entry.rows_read)
@@ -237,7 +240,7 @@ def _count_earlier(report: JobReport, before: Entries) -> None:
 
 
 def _close_range(report: JobReport, end: RangeEnd) -> None:
-    """Count what was amiss with the files of a group."""
+    """Count the problems of the files of a range."""
     amiss = {path for path, _ in end.problems}
     kept = amiss if len(end.files) > 1 else {path for path, _ in end.files}
     report.run.rows_of.update({path: rows for path, rows in end.files if rows and path in kept})
@@ -246,7 +249,7 @@ def _close_range(report: JobReport, end: RangeEnd) -> None:
 
 
 def _count(report: JobReport, event: Event) -> None:
-    """Count what this run did."""
+    """Count an event of this run."""
     run = report.run
     if isinstance(event, CommitReport):
         run.reach.note(event.name, event.rows, event.stored)
@@ -277,14 +280,14 @@ def _count(report: JobReport, event: Event) -> None:
 
 
 def _tell_what_is_slow(job_input: JobInput, run: RunFacts, progress: Progress) -> None:
-    """Say it at the beginning of a job, which takes long if it is so, and does not wait for this."""
+    """Warn at the beginning of a job if its files are slow to read. A thread finds out, so the job does not wait."""
     if job_input.plan is not None and (remark := slow_to_read(job_input.plan.files)):
         run.remarks.append(remark)
         progress.warn(remark)
 
 
 def _whole(event: Event, folder: OutputFolder | None, job: Job) -> Iterator[Event]:
-    """The event; for what is set aside, first the chunks of it that were committed, and then what is left."""
+    """Yield the event. If a range is set aside, yield its committed chunks first, and then what is left of it."""
     if folder is None or not isinstance(event, SetAside):
         yield event
         return
@@ -306,6 +309,6 @@ def _until(stop: Callable[[], bool], ranges: Iterator[Source], run: RunFacts) ->
 
 
 def _profile(client: Client, key: str) -> Any:
-    """The kernels of one worker: the others compute in the same way."""
+    """Return the profile of the kernels of one worker. The others compute in the same way."""
     first = min(client.scheduler_info(n_workers=-1)["workers"])
     return client.run(profile_engine, key, workers=[first])[first]

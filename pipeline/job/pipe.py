@@ -1,7 +1,7 @@
-"""Labels as they come: what is piped in, or files, as rows of JSONL or CSV, in one process and without a cluster.
+"""Labels rows from a pipe or from files in one process, and writes each as JSONL or CSV as soon as it is labelled.
 
-A thread reads ahead; what has arrived by the time the engine is free becomes the next batch. So a line that comes alone
-has its label a few milliseconds later, and lines that come fast are computed as many at a time as the engine likes.
+A thread reads ahead. The rows that have arrived when the engine is free become the next batch. So a single line gets
+its label within a few milliseconds, and lines that come fast are computed in batches as large as suits the engine.
 """
 
 from __future__ import annotations
@@ -41,44 +41,44 @@ from ..source.sample import with_class_numbers
 from .beginning import named_input, refuse_files
 
 KINDS = ("jsonl", "csv")
-"""The formats of parts whose rows can go to a pipe one by one."""
+"""The formats in which rows can go to a pipe one by one."""
 
 _ROWS_A_CORE = 32
-"""Rows of a batch for each core: what a compute thread takes at a time, for a quarter of a second or so."""
+"""The rows in a batch for each core: a compute thread needs about a quarter of a second for them."""
 
 _PIECES_AHEAD = 16
 
 
 @dataclass
 class Piped:
-    """What went through a pipe.
+    """The counts of what went through a pipe.
 
     Attributes
     ----------
     models : Models
-        The models that labelled.
+        The models that labelled the rows.
     rows_written, rows_filtered, rows_quarantined : int
-        Rows by what became of them.
+        The number of rows that were written with a label, left out by `where`, and written with a reason.
     unlabelled : int
-        Of the rows that were written, those to which the first model gives no label.
+        The number of written rows to which the first model gives no label.
     seconds : float
-        How long it took, without the loading of the models.
+        The time without loading the models.
     confusion : Confusion or None
-        Of the first model; None without true classes.
+        The confusion of the first model; None without true classes.
     learned : LearnedFrom or None
-        Which of these rows the first model has learned from; None where that is not known.
+        The rows that the first model has learned from; None if that is unknown.
     doubtful : Counter of str
-        Rows that the first model could hardly judge, by reason.
+        The number of rows that the first model could hardly judge, by reason.
     not_decoded : Counter of str
-        Rows that are not text, by the encoding that they do not have.
+        The number of rows that could not be decoded, by encoding.
     problems : list of str
-        Messages about files that were not wholly readable.
+        Messages about files that could not be read to their end.
     notes : list of str
-        What may be amiss with others.
+        Messages about files that may have a fault.
     files : int
-        The files of the input; 0 for other input.
+        The number of input files; 0 for other input.
     left_out : tuple of (str, str)
-        Files that were skipped, each with the reason.
+        The files that were skipped, each with the reason.
 
     """
 
@@ -110,7 +110,7 @@ def pipe(
     options: Options,
     kind: str = "jsonl",
 ) -> Piped:
-    """Label every row of `source`, and write the rows in input order as they are labelled.
+    """Label every row of `source`, and write the rows in input order as soon as they are labelled.
 
     A row that cannot be labelled is written too: its label is null, and its column `reason` says why.
 
@@ -119,9 +119,9 @@ def pipe(
     source : Stdin or Paths
         The input.
     write : callable
-        Called with the bytes of some rows.
+        Called with the bytes of the next rows.
     model : str, path or Model, or several
-        As `classify` takes it.
+        As in `classify`.
     options : Options
         The options of the job.
     kind : str
@@ -130,7 +130,7 @@ def pipe(
     Raises
     ------
     UsageError
-        For an option or column that does not fit.
+        For an option or a column that does not fit.
     SourceError
         With `options.strict` at the first bad row, after the rows before it.
 
@@ -152,7 +152,7 @@ def pipe(
                 raise SourceError(f"{row['file']}: row {row['row']}: {row['reason']} (--strict stops here)")
             if options.strict and piped.problems:
                 raise SourceError(f"{piped.problems[0]} (--strict stops here)")
-        write(writer.bytes_of(labelling.schema.empty_table()))  # without any row, CSV still has its header
+        write(writer.bytes_of(labelling.schema.empty_table()))  # CSV has its header even without rows
         piped.seconds = time.perf_counter() - began
         return piped
 
@@ -160,7 +160,7 @@ def pipe(
 def _opened(
     source: Stdin | Paths, models: Models, options: Options, most: int, piped: Piped
 ) -> tuple[Selection, Iterator[Chunk]]:
-    """The selection with its columns resolved, and the rows in input order.
+    """Return the selection with its columns resolved, and an iterator of the rows in input order.
 
     Parameters
     ----------
@@ -171,9 +171,9 @@ def _opened(
     options : Options
         The options of the job.
     most : int
-        Rows that are read at a time, at most.
+        The most rows to read at once.
     piped : Piped
-        Problems of files are added to it as they are met.
+        The counts, to which problems of files are added when they are met.
 
     """
     asked = options.selection(models)
@@ -209,9 +209,9 @@ def _of_stdin(chunks: Iterable[Chunk]) -> Iterator[Chunk]:
 
 
 def _batches(pieces: Iterator[Chunk], most: int) -> Iterator[Chunk]:
-    """What has been read each time that a batch is asked for, up to about `most` rows; it waits for the first row only.
+    """Yield what has been read by the time that a batch is wanted, about `most` rows at the most.
 
-    Raises what reading raises, after the rows before it.
+    It waits only for the first row of a batch. An error of reading is raised after the rows before it.
     """
     arrived: Queue[Chunk | BaseException | None] = Queue(_PIECES_AHEAD)
 
@@ -245,7 +245,7 @@ def _batches(pieces: Iterator[Chunk], most: int) -> Iterator[Chunk]:
 
 
 class _Columns:
-    """What is done with each batch.
+    """Labels each batch, makes the rows to write, and counts them.
 
     Parameters
     ----------
@@ -258,12 +258,12 @@ class _Columns:
     kind : str
         The format of the rows that are written, one of KINDS.
     piped : Piped
-        Where the rows are counted.
+        The counts.
 
     Attributes
     ----------
     schema : pyarrow.Schema
-        Of the rows that are written.
+        The schema of the rows that are written.
 
     """
 
@@ -274,7 +274,8 @@ class _Columns:
         check_writable(self.schema, PartNames(kind), ())
 
     def of(self, batch: Chunk) -> pa.Table:
-        """The rows to write: labelled ones for which `where` is true, and all that could not be labelled."""
+        """Return the rows to write: labelled ones for which `where` is true, and all that could not be labelled."""
+        # Label the rows, and compare the labels with true classes.
         columns, piped = self._columns, self._piped
         scored = score_chunk(batch, self._engines, columns.scoring)
         chunk, first = scored.chunk, columns.models[0]
@@ -284,6 +285,7 @@ class _Columns:
             if (found := looked_up_by_each([engine.model for engine in self._engines], chunk)[0]) is not None:
                 learned = LearnedFrom(*first.learned(scored.predictions[0], chunk.truth, found))
                 piped.learned = learned if piped.learned is None else piped.learned.plus(learned)
+        # Choose the rows to write, and count all.
         piped.doubtful.update(scored.doubtful[0])
         table = columns.table(chunk, scored.predictions)
         chosen = columns.chosen(table)
@@ -300,7 +302,7 @@ class _Columns:
 
 
 class _RowWriter:
-    """Rows as the bytes of one file that is written piece by piece: with one header, where the format has one."""
+    """Turns rows into the bytes of one file that is written piece by piece, with at most one header."""
 
     def __init__(self, form: PartFormat, schema: pa.Schema) -> None:
         self._form = form
@@ -314,6 +316,6 @@ class _RowWriter:
 
 
 def _first_bad(table: pa.Table) -> int | None:
-    """The first row without a label."""
+    """Return the first row without a label, or None."""
     bad = np.flatnonzero(table.column(REASON.name).is_valid().to_numpy())
     return int(bad[0]) if len(bad) else None

@@ -1,5 +1,6 @@
-"""Warns the user of each worker that is lost, of processes that somebody has stopped, and of what a job waits for when
-nothing progresses; the keys of tasks, which hold the step and the range.
+"""Warns the user of lost workers, of stopped processes, and of what a job waits for when nothing progresses.
+
+The keys of tasks are here too: a key holds the step and the range of a task.
 """
 
 from __future__ import annotations
@@ -20,41 +21,41 @@ from distributed import scheduler as dask_module
 from ..errors import first_of
 
 _EVENTS = "all"
-"""Dask's topic of the events of all workers."""
+"""The topic under which Dask keeps the events of all workers."""
 
 _QUIET_SECONDS = 1.0
-"""A shorter job that loses no worker asks the scheduler for no events: each message delays it by up to 10 ms."""
+"""A job that is shorter and loses no worker does not ask the scheduler for events: a message takes up to 10 ms."""
 
 _ANSWER_SECONDS = 10.0
-"""After so long without an answer the scheduler counts as stuck."""
+"""A scheduler that does not answer for so long counts as stuck."""
 
 _SILENT_SECONDS = 10.0
-"""After so long without a heartbeat, sent every half second to five seconds, a worker is named."""
+"""A worker without a heartbeat for so long is named. Workers send one every half second to five seconds."""
 
 _LOOK_SECONDS = 4.0
-"""After so long without progress, and then that often, the watchdog looks for what holds the job up."""
+"""Without progress for so long, the watchdog looks for the cause, and looks again after the same time."""
 
 _HELPERS = {name: f"multiprocessing's {name.replace('_', ' ')}" for name in ("resource_tracker", "forkserver")}
 """Processes that Python starts beside the workers."""
 
 Key = tuple[str, str, int]
-"""Step and run, range or chunk, and a number that no other task of the run has."""
+"""The key of a task: step and run, range or chunk, and a number that no other task of the run has."""
 
 
 @dataclass(frozen=True)
 class InFlight:
-    """What the scheduler knows of the tasks of jobs.
+    """What the scheduler knows about the tasks of jobs.
 
     Attributes
     ----------
     workers : int
-        How many workers there are.
+        The number of workers.
     running : list of tuple
-        Seconds, step, chunk and worker of each task that runs, the longest first.
+        The seconds, step, chunk and worker of each running task, the longest first.
     waiting : int
-        Tasks that a worker has, or will get, but has not begun.
+        The number of tasks that no worker has started yet.
     silent : list of tuple
-        Worker, and seconds since its heartbeat.
+        Each silent worker, with the seconds since its last heartbeat.
 
     """
 
@@ -65,14 +66,25 @@ class InFlight:
 
 
 class Watchdog:
-    """Warns of lost workers within some seconds; of what is stopped or silent within some ten seconds, while nothing
-    progresses; of a stall after `patience` seconds, twice that, four times that, and so on.
+    """Warns the user while a job runs, from a thread of its own.
 
-    It ends nothing: a chunk may take that long. A thread of its own, since whatever the job's thread calls may be what
-    does not return. Time is that of the monotonic clock.
+    It warns of lost workers within some seconds. While nothing progresses, it warns of stopped or silent processes
+    within some ten seconds, and of a stall after `patience` seconds, twice that, four times that, and so on.
 
-    what: is missing while nothing progresses, for example "no chunk has finished". warn: called with each message, from
-    the watchdog's thread.
+    It never ends a job: a chunk may take that long. It has its own thread because the thread of the job may be the one
+    that does not return. It uses the monotonic clock.
+
+    Parameters
+    ----------
+    client : distributed.Client
+        The client of the job.
+    what : str
+        What is missing while nothing progresses, for example "no chunk has finished".
+    warn : callable
+        Called with each message, from the thread of the watchdog.
+    patience : float
+        Seconds without progress after which it warns of a stall.
+
     """
 
     def __init__(self, client: Client, what: str, warn: Callable[[str], None], patience: float) -> None:
@@ -103,20 +115,20 @@ class Watchdog:
 
     @property
     def idle(self) -> float:
-        """Seconds since something has finished."""
+        """The seconds since something finished."""
         return time.monotonic() - self._last
 
     def progress(self) -> None:
-        """Something has finished."""
+        """Note that something has finished."""
         self._last = time.monotonic()
 
     def worker_lost(self) -> None:
-        """Look up which: of a short job too."""
+        """Note that a worker was lost: the watchdog finds out which, also in a short job."""
         self._woken.put(True)
 
     @contextmanager
     def during(self, doing: str) -> Iterator[None]:
-        """State what this process does in the block, for example "the client is reading its next chunk"."""
+        """Note what this process does in the block, for example "the client is reading its next chunk"."""
         self._doing = doing, time.monotonic()
         try:
             yield
@@ -124,9 +136,9 @@ class Watchdog:
             self._doing = None
 
     def _tell_losses(self) -> None:
-        """Warn of the workers that were lost since the last look, or since the watchdog began.
+        """Warn of the workers that were lost since the last look, or since the watchdog started.
 
-        It asks the scheduler. A client that is subscribed to all events would lose its connection whenever somebody
+        This asks the scheduler. A client that is subscribed to all events would lose its connection whenever somebody
         replicates data: Dask then sends it an event that cannot be sent (findings/dask_replicate_event.sh).
         """
         seconds = time.monotonic() - self._began
@@ -156,7 +168,7 @@ class Watchdog:
                     return
 
     def _name(self, named: set[object]) -> None:
-        """Warn of what holds the job up, of each process and worker once. named: those of which it was warned."""
+        """Warn of what holds the job up, once for each process and worker. named: those that have had a warning."""
         for process, message, _ in _stopped():
             if process not in named:
                 named.add(process)
@@ -185,7 +197,7 @@ def _is_a_loss(message: Any) -> bool:
 
 
 def _losses(after: float | None, seconds: float, dask_scheduler: Scheduler) -> tuple[float, list[dict[str, Any]]]:
-    """Return the scheduler's time, and the losses since `after`, or of the last seconds. Runs on the scheduler."""
+    """Return the time of the scheduler, and the losses since `after`, by default of the last `seconds`. Runs there."""
     now = dask_module.time()
     since = now - seconds if after is None else after
     events = dask_scheduler.get_events(_EVENTS)
@@ -221,8 +233,8 @@ def _silence(worker: str, seconds: float) -> str:
 
 
 def _stopped() -> list[tuple[psutil.Process, str, bool]]:
-    """The processes of this job on this machine that somebody has stopped, with a message, and whether it is a helper
-    of Python's.
+    """Return the stopped processes of this job on this machine, each with a message and whether it is a helper of
+    Python.
     """
     processes = []
     for process in psutil.Process().children(recursive=True):
@@ -236,7 +248,7 @@ def _stopped() -> list[tuple[psutil.Process, str, bool]]:
 
 
 def _in_flight(dask_scheduler: Scheduler) -> InFlight:
-    """Runs on the scheduler."""
+    """Return what the scheduler knows about the tasks of jobs. Runs on the scheduler."""
     now = dask_module.time()  # the clock by which it notes heartbeats
     running, silent = [], []
     waiting = [*dask_scheduler.queued, *dask_scheduler.unrunnable]
@@ -255,17 +267,17 @@ def _in_flight(dask_scheduler: Scheduler) -> InFlight:
 
 
 def task_key(step: str, run: str, chunk: str, number: int) -> Key:
-    """The key of a task. run: eight hexadecimal digits, which Dask leaves out when it groups tasks by name."""
+    """Return the key of a task. run: eight hexadecimal digits, which Dask leaves out when it groups tasks by name."""
     return f"{step}-{run}", chunk, number
 
 
 def step_and_chunk(key: Any) -> tuple[str, str] | None:
-    """Step and chunk of a task; None for a task that is not of a job."""
+    """Return the step and the chunk of a task; None if the task is of no job."""
     if isinstance(key, tuple) and len(key) == 3 and isinstance(key[0], str):
         return key[0].rpartition("-")[0], str(key[1])
     return None
 
 
 def run_of(key: Key) -> str:
-    """The run of which a task is."""
+    """Return the run of the graph to which a task belongs."""
     return key[0].rpartition("-")[2]
