@@ -1,6 +1,6 @@
-"""A job's output folder: created, resumed, updated, read.
+"""Creates, resumes, updates and reads the output folder of a job.
 
-Each chunk has an entry, and each range a closing entry. The names of files, and their JSON, call a range a group.
+Each chunk has an entry, and each range has a closing entry. The names of files and their JSON call a range a group.
 """
 
 from __future__ import annotations
@@ -41,12 +41,16 @@ _OLD = (
 )
 _PUT_OFF = "it has changed or is gone since the job was planned, or is read together with such a file"
 REPAIR = "--resume repairs this"
-"""The end of a message about damage that a resumed job computes anew, or writes again."""
+"""The end of a message about damage that a resumed job repairs: it computes or writes the content again."""
 
 
 @dataclass(frozen=True)
 class OutputFolder:
-    """A job's folder, at a place that every worker sees."""
+    """The output folder of a job, at a place that every worker can reach.
+
+    A new job calls `create`; a resumed one calls `take_up` and then `keep_entries`. An update calls `begin_update`, or
+    `go_on` to continue an earlier one, and `discard_update` removes it.
+    """
 
     path: Location
 
@@ -56,16 +60,16 @@ class OutputFolder:
 
     @property
     def exists(self) -> bool:
-        """Whether there is anything at the path. Raises OutputError where that cannot be found out."""
+        """Whether there is anything at the path. Raises OutputError if it cannot be checked."""
         return self.store.exists()
 
     @property
     def is_begun(self) -> bool:
-        """Whether it holds a manifest of this program: from then on the job can be resumed."""
+        """Whether the folder holds a manifest of this program. If it does, the job can be resumed."""
         return MANIFEST in self.store.names()
 
     def _refuse_old(self, kind: type[BroadsheetError]) -> None:
-        """Raise an error of that kind for a folder of an earlier version."""
+        """Raise an error of class `kind` if an earlier version wrote the folder."""
         if self._old_version is not None:
             raise kind(_OLD.format(path=self.path, old=self._old_version, version=layout.VERSION))
 
@@ -83,7 +87,7 @@ class OutputFolder:
 
     @property
     def _is_beginning(self) -> bool:
-        """Whether it holds only what `create` writes before the manifest: a job was killed at that moment."""
+        """Whether the folder holds only what `create` writes before the manifest: a job was killed at that moment."""
         names = self.store.names()
         attempts = {name for name in names if self.store.is_attempt(name)}
         if not names or not names <= {*_FOLDERS, PLAN, CLAIM, *attempts, *self._update_plans()}:
@@ -92,7 +96,10 @@ class OutputFolder:
 
     @property
     def _is_ours(self) -> bool:
-        """Whether a job of ours is there, of any version, damaged or not: its manifest or its claim says so."""
+        """Whether the folder holds a job of any version of this program, as its manifest or its claim says.
+
+        The job may be damaged.
+        """
         return (
             self._old_version is not None
             or is_claimed(self.store)
@@ -100,7 +107,7 @@ class OutputFolder:
         )
 
     def refuse_unless(self, resume: bool, overwrite: bool, update: bool) -> None:
-        """Raise UsageError where the state of the folder does not fit the options."""
+        """Raise UsageError if the state of the folder does not fit the options."""
         chosen = [name for name, given in (("resume", resume), ("overwrite", overwrite), ("update", update)) if given]
         if len(chosen) > 1:
             raise UsageError(f"--{chosen[0]} and --{chosen[1]} exclude each other")
@@ -117,24 +124,26 @@ class OutputFolder:
     def create(
         self, fingerprint: Fingerprint, schema: pa.Schema, plan: bytes | None, resume: bool, overwrite: bool
     ) -> None:
-        """Begin a job: write the claim, the folders, the plan, and last the manifest: then it can be resumed.
+        """Begin a job: write the claim, the folders, the plan, and last the manifest.
 
-        Of several jobs that begin here at once, one creates the claim. With `overwrite` the claim is replaced and old
-        content removed; from then on no other job can write here (see `Store.add`). Raises UsageError where
-        another job has begun here, OutputError where the folder cannot be written.
+        Once the manifest is written, the job can be resumed. If several jobs begin here at once, only one of them
+        creates the claim. With `overwrite` the job replaces the claim and removes old content. From then on no other
+        job can write here (see `Store.add`). Raises UsageError if another job has begun here, and OutputError if the
+        folder cannot be written.
 
         Parameters
         ----------
         fingerprint : Fingerprint
-            What decides the content of the folder.
+            The settings and the input that decide the content of the folder.
         schema : pyarrow.Schema
-            Of the parts.
+            The schema of the parts.
         plan : bytes or None
             The plan as it is saved; None for rows in memory.
         resume, overwrite : bool
-            As of `classify`.
+            See `classify`.
 
         """
+        # Claim the folder, so that no other job begins here.
         store, job = self.store, fingerprint.id
         self.refuse_unless(resume, overwrite, False)
         store.make(("",))
@@ -147,7 +156,9 @@ class OutputFolder:
                     "--resume to continue the same job, or --overwrite"
                 )
             if self.is_begun and not self._is_damaged:
-                return  # by another run of this job, since this one looked
+                return  # another run of this job has begun it since this run looked
+
+        # Write everything else, the manifest last.
         digest = None if plan is None else hashlib.sha256(plan).hexdigest()
         manifest = Manifest(fingerprint=fingerprint, schema=schema_hex(schema), plan=digest)
         try:
@@ -161,21 +172,37 @@ class OutputFolder:
             raise
 
     def _begin(self, manifest: Manifest, plan: bytes | None, overwrite: bool, check: Callable[[], None]) -> None:
-        """Old content is removed, a manifest last, so that an interrupted removal can still be recognised."""
+        """Remove old content, its manifest last, so that an interrupted removal can be recognised. Write the new files.
+
+        Parameters
+        ----------
+        manifest : Manifest
+            The manifest of the job.
+        plan : bytes or None
+            The plan as it is saved; None for rows in memory.
+        overwrite : bool
+            See `classify`.
+        check : callable
+            Raises an error if the folder belongs to another job meanwhile.
+
+        """
+        # Find the old content that has to go.
         store = self.store
         files = {PLAN: plan, MANIFEST: to_json(manifest)}
         if overwrite:
             store.remove_attempts(())
             remove_sidecars(store, lambda _: True)
-            with suppress(BroadsheetError):  # what is damaged names no files
+            with suppress(BroadsheetError):  # a damaged plan or manifest names no files
                 before = self.manifest()
                 for number in range(1 + len(before.updates) + bool(self.under_way(before))):
                     if (saved := self.plan_of(before, number)) is not None:
                         remove_planned(store, before.fingerprint.settings, saved)
             old = [SUCCESS, *_FOLDERS, PLAN, *self._update_plans(), MANIFEST, layout.OLD_MANIFEST]
-        else:  # of a run of this job that was killed, or of one beside this one, which writes the same
+        else:  # the files of a run of this job that was killed, or of one beside this run, which writes the same
             there = [name for name in files if store.has(name)]
             old = [_OLD_QUARANTINE, *(name for name in there if store.read(name) != files[name])]
+
+        # Replace it by the new files.
         for name in old:
             check()
             store.remove(name)
@@ -185,9 +212,9 @@ class OutputFolder:
                 store.add(name, data, check)
 
     def begin_update(self, number: int, plan: bytes, job: str) -> None:
-        """Save the plan of an update, which only one run can do, and remove _SUCCESS. number: of the update, from 1.
+        """Save the plan of an update, which only one run can do, and remove _SUCCESS.
 
-        Raises UsageError where another run has begun one.
+        number: the number of the update, from 1. Raises UsageError if another run has begun an update.
         """
         if not self.store.create(layout.update_plan(number, job), plan):
             raise UsageError(
@@ -197,22 +224,25 @@ class OutputFolder:
         self.go_on(job)
 
     def go_on(self, job: str) -> None:
-        """Begin or continue an update: until its end, the folder is not complete."""
+        """Begin or continue an update. The folder is incomplete until the update ends."""
         self.check_claim(job)
         self.store.remove(SUCCESS)
 
     def discard_update(self, number: int, plan: SavedPlan, job: str) -> None:
-        """Remove an update that is not finished, its plan last."""
+        """Remove what an unfinished update has written, its plan last."""
         self.check_claim(job)
         first, manifest = groups_of(plan).start, self.manifest()
         remove_planned(self.store, manifest.fingerprint.settings, plan)
         self._remove_ranges(job, lambda group: group >= first)
-        write_sidecars(self.store, manifest, self.schema(manifest), plan.withdrawn or ())  # which had the same names
+        # Write the sidecars of the withdrawn ranges again: those of the update had the same names.
+        write_sidecars(self.store, manifest, self.schema(manifest), plan.withdrawn or ())
         self.store.remove(layout.update_plan(number, job))
 
     def put_off(self, numbers: Collection[int], plan: SavedPlan, job: str) -> None:
-        """Close ranges as if nothing could be read of their files, which an update is to label: they are no longer what
-        the job was planned by, or are read together with such files. What they have is removed.
+        """Close ranges as if their files could not be read, and remove what the ranges have written.
+
+        Their files have changed since the job was planned, or are read together with such files. An update is to
+        label them.
 
         Parameters
         ----------
@@ -221,7 +251,7 @@ class OutputFolder:
         plan : SavedPlan
             The plan of the job.
         job : str
-            Its id.
+            The id of the job.
 
         """
         self.check_claim(job)
@@ -240,7 +270,7 @@ class OutputFolder:
             self.store.add(closing.file_name, to_json(closing), partial(check_claim, self.store, job))
 
     def remove_withdrawn(self, manifest: Manifest) -> None:
-        """Remove what the last update in a manifest has withdrawn: it counts no longer."""
+        """Remove the ranges that the last update in a manifest has withdrawn. They no longer count."""
         last = self.plan_of(manifest, len(manifest.updates)) if manifest.updates else None
         if withdrawn := {*(last.withdrawn or ())} if last else None:
             job, settings = manifest.fingerprint.id, manifest.fingerprint.settings
@@ -249,7 +279,7 @@ class OutputFolder:
             self.store.remove_empty_folders(settings.names.folder)
 
     def _remove_ranges(self, job: str, chosen: Callable[[int], bool], but: Container[str] = ()) -> None:
-        """Remove what the ranges with these numbers have. but: as of `remove_sidecars`."""
+        """Remove what the ranges of the chosen numbers have written. but: see `remove_sidecars`."""
 
         def is_chosen(name: str) -> bool:
             return chosen(layout.group_in(name, job))
@@ -259,31 +289,36 @@ class OutputFolder:
         self.store.remove_all([*filter(is_chosen, names)])
 
     def under_way(self, manifest: Manifest) -> int | None:
-        """The number of the update that has begun and is not finished."""
+        """Return the number of the update that has begun and is not finished; None if there is no such update."""
         number = len(manifest.updates) + 1
         return number if layout.update_plan(number, manifest.fingerprint.id) in self.store.names() else None
 
     def compaction_under_way(self, manifest: Manifest) -> tuple[int, SavedPlan] | None:
-        """The number and the plan of a compaction that has begun and is not finished. Raises OutputError."""
+        """Return the number and the plan of a compaction that has begun and is not finished; None if there is none.
+
+        Raises OutputError.
+        """
         number = self.under_way(manifest)
         plan = self.plan_of(manifest, number) if number else None
         return None if number is None or plan is None or plan.compacted is UNSET else (number, plan)
 
     def discard_compaction(self, manifest: Manifest) -> None:
-        """Remove what a compaction that is not finished has written: the parts that it was to replace count."""
+        """Remove what an unfinished compaction has written. The parts that it was to replace still count."""
         begun = self.compaction_under_way(manifest)
         if begun is not None:
             self.discard_update(*begun, manifest.fingerprint.id)
             self.store.remove_empty_folders(manifest.fingerprint.settings.names.folder)
 
     def _compacted(self, manifest: Manifest) -> set[int]:
-        """The numbers of the ranges that were compacted, also of those that count no longer."""
+        """Return the numbers of the ranges that were compacted, including those that no longer count."""
         updates = (self.plan_of(manifest, number) for number in range(1, 1 + len(manifest.updates)))
         return {number for plan in updates if plan and plan.compacted is not UNSET for number in groups_of(plan)}
 
     def counts(self, job: str) -> Callable[[str], bool]:
-        """Whether a file of a chunk counts, by its name: not that of another job, nor where an update under way labels
-        its rows again, nor what a compaction under way has written.
+        """Return a function that says by the name of a chunk's file whether the file counts.
+
+        The files of other jobs do not count. Neither do the files whose rows an unfinished update labels again, nor
+        those that an unfinished compaction has written.
         """
         manifest = self.manifest()
         number = self.under_way(manifest)
@@ -297,8 +332,10 @@ class OutputFolder:
         return [name for name in self.store.names() if layout.is_update_plan(name)]
 
     def take_up(self) -> Manifest | None:
-        """Resume the job of this folder; None where it has to begin anew: there is no manifest, or it is damaged, but
-        the claim still says whose folder it is. Raises UsageError where another job had begun to overwrite it.
+        """Resume the job of this folder and return its manifest.
+
+        Return None if the job has to begin anew: there is no manifest, or the manifest is damaged, but the claim still
+        says whose folder it is. Raises UsageError if another job had begun to overwrite the folder.
         """
         if not self.is_begun or self._is_damaged:
             return None
@@ -317,7 +354,7 @@ class OutputFolder:
 
     @property
     def _is_damaged(self) -> bool:
-        """Whether the manifest cannot be read as one of this version, and the claim can."""
+        """Whether the manifest cannot be read as one of this version while the claim can be read."""
         try:
             self.manifest()
         except OtherVersion:
@@ -327,11 +364,11 @@ class OutputFolder:
         return False
 
     def check_claim(self, job: str) -> None:
-        """Raise OutputError where another job has taken the folder."""
+        """Raise OutputError if another job has taken the folder."""
         check_claim(self.store, job)
 
     def manifest(self) -> Manifest:
-        """Raises OutputError where there is none, or it is damaged or of another version."""
+        """Return the manifest. Raises OutputError if it is missing, damaged or of another version."""
         self._refuse_old(OutputError)
         data = self.store.read(MANIFEST)
         try:
@@ -342,29 +379,33 @@ class OutputFolder:
             raise OutputError(f"{error.message}: {REPAIR}" if is_claimed(self.store) else error.message) from error
 
     def schema(self, manifest: Manifest) -> pa.Schema:
-        """Of the written rows. Raises OutputError where the manifest holds none."""
+        """Return the schema of the written rows. Raises OutputError if the manifest holds no schema."""
         try:
             return schema_from(manifest.schema)
         except ValueError as error:
             raise OutputError(f"{self.path / MANIFEST} is damaged: no schema ({error}): {REPAIR}") from error
 
     def plan(self) -> bytes | None:
-        """The saved plan; None where it is missing, or not the one that the job began with. Raises OutputError."""
+        """Return the saved plan; None if it is missing or is not the one that the job began with.
+
+        Raises OutputError.
+        """
         if self.store.size(PLAN) is None and PLAN not in self.store.names():
             return None
         data = self.store.read(PLAN)
         return data if hashlib.sha256(data).hexdigest() == self.manifest().plan else None
 
     def restore_plan(self, data: bytes, job: str) -> None:
-        """Write the plan, made again. Raises OutputError where it is not the one that the job began with, either."""
+        """Write a plan that was made again. Raises OutputError if it is not the one that the job began with either."""
         if hashlib.sha256(data).hexdigest() != self.manifest().plan:
             what = "is damaged, and the input gives another plan than the one that the job began with"
             raise OutputError(f"{self.path / PLAN} {what}. Start again with --overwrite")
         self.store.put(PLAN, data, partial(check_claim, self.store, job))
 
     def entries(self, job: str, groups: Container[int] | None = None) -> Entries:
-        """The entries of a job, of these groups or all; those of another job do not count. Raises OutputError for a
-        damaged one.
+        """Return the entries of a job, of these groups or of all, without those of other jobs.
+
+        Raises OutputError if an entry is damaged.
         """
         chunks, closed = {}, {}
         for entry, _ in self.each_entry(job, groups, lambda _: None):
@@ -377,8 +418,10 @@ class OutputFolder:
     def each_entry(
         self, job: str, groups: Container[int] | None, look: Callable[[Entry], _Seen]
     ) -> Iterator[tuple[Entry | ClosingEntry, _Seen | None]]:
-        """The same one by one: those of millions of chunks fill the memory. look: called with the entry of a chunk, in
-        a thread; what it returns stands beside the entry.
+        """Yield the entries of a job one by one, because the entries of millions of chunks fill the memory.
+
+        look: a function that is called in a thread with the entry of each chunk. Its result is yielded with the entry;
+        None for closing entries. Raises OutputError if an entry is damaged.
         """
         for entry, seen in self._read_entries(self.entry_files(job, groups), job, look):
             if isinstance(entry, OutputError):
@@ -386,23 +429,41 @@ class OutputFolder:
             yield entry, seen
 
     def totals(self, plan: SavedPlan | None, job: str, groups: Container[int] | None = None) -> Totals:
-        """The sums over the entries of a job, of these groups or all. plan: of the job. Raises OutputError."""
+        """Return the sums over the entries of a job, of these groups or of all. plan: the plan of the job.
+
+        Raises OutputError.
+        """
         sums = Sums(plan)
         for entry, _ in self.each_entry(job, groups, lambda _: None):
             sums.add(entry)
         return sums.totals
 
     def keep_entries(self, job: str, fits: Callable[[Entry], bool], schema: pa.Schema, update: int) -> Entries:
-        """Keep the entries by which a resumed job skips chunks and groups, and remove the others: those that are
-        damaged, that do not fit, or have other rows than their group, or whose files are not there in their size. Such
-        a chunk is computed again; of a range that was compacted, all chunks. schema: of the job's parts. update: the
-        number of the one that is continued; 0 for the job.
+        """Keep the entries by which a resumed job skips chunks and groups, remove the others, and return those kept.
 
-        A job that was finished is resumed to be repaired: there all that `verify` looks at is checked, and groups in
-        which files could not be read, or not wholly, are read again from there on. If an entry is not as it should be,
-        or is to change, the job is no longer finished.
+        An entry is removed if it is damaged, if it does not fit, if its rows contradict those of its group, or if one
+        of its files is missing or has another size. The job then computes the chunk again; if the chunk belongs to a
+        compacted range, it computes all chunks of the range.
+
+        A finished job is resumed in order to repair it. Then this method checks everything that `verify` checks, and
+        the job reads again the groups whose files could not be read completely, from the first such file on. If an
+        entry is wrong or has to change, the job is no longer finished.
+
+        Parameters
+        ----------
+        job : str
+            The id of the job.
+        fits : callable
+            Says whether the entry of a chunk fits the job.
+        schema : pyarrow.Schema
+            The schema of the job's parts.
+        update : int
+            The number of the update that is continued; 0 for the job itself.
+
         """
-        sealed = self.store.has(SUCCESS)  # before the manifest: another run may write its totals, then this, meanwhile
+        # Find out what there should be: the ranges of the plan, and whether the job was finished.
+        # Look for _SUCCESS before reading the manifest: another run may write its totals and then _SUCCESS meanwhile.
+        sealed = self.store.has(SUCCESS)
         manifest = self.manifest()
         plan = self.plan_of(manifest, update) if update else self.checked_plan(manifest)
         groups = groups_of(plan)
@@ -410,10 +471,12 @@ class OutputFolder:
         finished = not update and (manifest.totals is not None or sealed)
         given = manifest.fingerprint.settings.where
         where = None if given is None else Where(given)
+
+        # Read the entries that there are.
         names = self.entry_files(job, groups if update else None)
         read = (entry for entry, _ in self._read_entries(names, job, lambda _: None))
         entries = [entry for entry in read if not isinstance(entry, OutputError)]
-        size = self.store.sizes(layout.OF_CHUNKS)  # once the entries are read: another run may commit meanwhile
+        size = self.store.sizes(layout.OF_CHUNKS)  # after the entries are read: another run may commit meanwhile
 
         def is_whole(entry: Entry) -> bool:
             if not fits(entry):
@@ -426,6 +489,7 @@ class OutputFolder:
                 return False
             return True
 
+        # Drop the groups to read again, and every entry that contradicts its group.
         chunks = {entry.chunk: entry for entry in entries if isinstance(entry, Entry)}
         kept = dict(chunks)
         closed = {entry.group: entry for entry in entries if isinstance(entry, ClosingEntry)}
@@ -436,30 +500,34 @@ class OutputFolder:
         for gap in gaps({name: entry.sources for name, entry in kept.items()}, closed, plan):
             kept.pop(gap.chunk or "", None)
             closed.pop(-1 if gap.group is None else gap.group, None)
+
+        # Drop the chunks whose files are damaged, and every compacted range that has lost a chunk.
         with threads(self.store.readers) as pool:
             whole = list(pool.map(is_whole, kept.values()))
         kept = {chunk: entry for (chunk, entry), is_kept in zip(kept.items(), whole, strict=True) if is_kept}
-        broken = compacted - Entries(kept, closed).whole  # when these are read again, their chunks have another size
+        broken = compacted - Entries(kept, closed).whole  # if these are read again, their chunks have another size
         kept = {chunk: entry for chunk, entry in kept.items() if layout.group_of(chunk) not in broken}
         closed = {number: closing for number, closing in closed.items() if number not in broken}
+
+        # Remove the others from the folder.
         kept_names = {entry.file_name for entry in kept.values()} | {end.file_name for end in closed.values()}
         files = [file.name for chunk, entry in chunks.items() if chunk not in kept for file in entry.files]
         self.check_claim(job)
         if finished and (again or manifest.totals is None or manifest.totals.chunks != len(kept)):
             self.store.remove(SUCCESS)
-        self.store.remove_all([name for name in names if name not in kept_names])  # else workers skip these
-        self.store.remove_all(files)  # after the entries: the files of an entry must be there
+        self.store.remove_all([name for name in names if name not in kept_names])  # otherwise workers skip these chunks
+        self.store.remove_all(files)  # after the entries, because an entry needs its files
         return Entries(kept, closed)
 
     def entry_files(self, job: str, groups: Container[int] | None) -> list[str]:
-        """The names of the entries of a job, of these groups or all."""
+        """Return the names of the entry files of a job, of these groups or of all."""
         ours = (name for name in self.store.files(ENTRIES) if layout.of_job(name, job))
         return [name for name in ours if groups is None or layout.group_in(name, job) in groups]
 
     def _read_entries(
         self, files: list[str], job: str, look: Callable[[Entry], _Seen]
     ) -> Iterator[tuple[Entry | ClosingEntry | OutputError, _Seen | None]]:
-        """The entries of a job in these files, and errors for damaged ones. look: as of `each_entry`."""
+        """Yield the entries of a job in these files, and an error for each damaged one. look: see `each_entry`."""
 
         def read(name: str) -> tuple[Entry | ClosingEntry | OutputError, _Seen | None]:
             kind: type[Entry | ClosingEntry] = ClosingEntry if layout.is_closing(name) else Entry
@@ -480,8 +548,9 @@ class OutputFolder:
                     yield entry, seen
 
     def entries_of(self, which: int | str, job: str, names: PartNames) -> dict[str, Entry]:
-        """The entries of the chunks of a group that are committed, by name, in order; or of one chunk. which: the
-        number of the group, or the chunk's name. names: of the job's parts.
+        """Return the entries of the committed chunks of a group, or of one chunk, by name and in order.
+
+        which: the number of the group, or the name of the chunk. names: the names of the job's parts.
         """
         chunks = [which] if isinstance(which, str) else []
         if isinstance(which, int):
@@ -491,8 +560,9 @@ class OutputFolder:
         return {chunk: entry for chunk, entry in entries.items() if entry is not None}
 
     def checked_plan(self, manifest: Manifest) -> SavedPlan | None:
-        """The plan of a job over files with its updates, without contradictions; None for rows in memory. Raises
-        OutputError.
+        """Return the plan of a job over files with its updates, after checking it; None for rows in memory.
+
+        Raises OutputError.
         """
         saved = [self.plan_of(manifest, number) for number in range(1 + len(manifest.updates))]
         plans = [plan for plan in saved if plan is not None]
@@ -502,7 +572,7 @@ class OutputFolder:
             raise OutputError(f"{self.path / MANIFEST} is damaged: {error}. Start again with --overwrite") from error
 
     def plan_of(self, manifest: Manifest, number: int) -> SavedPlan | None:
-        """The plan of an update, or with number 0 of the job before its updates. Raises OutputError."""
+        """Return the plan of an update; if `number` is 0, that of the job before its updates. Raises OutputError."""
         if number:
             return self._plan_of_update(manifest, number)
         if manifest.plan is None:
@@ -523,7 +593,10 @@ class OutputFolder:
         return self._checked(data, name)
 
     def _checked(self, data: bytes, name: str, listing: str | None = None) -> SavedPlan:
-        """A plan without contradictions. listing: the digest of its files, where that is known. Raises OutputError."""
+        """Return a plan after checking that it does not contradict itself. Raises OutputError.
+
+        listing: the digest of its files; None if it is unknown.
+        """
         plan = from_json(data, SavedPlan, self.path / name)
         try:
             check_plan(plan)
@@ -534,7 +607,7 @@ class OutputFolder:
         return plan
 
     def record_run(self, name: str, report: bytes, problems: bytes, spans: pa.Table) -> None:
-        """Save the report of a run, JSON; what went wrong with its input, JSON lines; and its spans, an Arrow file."""
+        """Save the report of a run as JSON, the problems with its input as JSON lines, and its spans as Arrow."""
         self.store.put(f"{layout.RUNS}/{name}.json", report)
         self.store.put(f"{layout.RUNS}/{name}.problems.jsonl", problems)
         buffer = pa.BufferOutputStream()

@@ -1,5 +1,7 @@
-"""Rows of finished jobs, looked at before they are cut: what scores the values of a column have, and where two jobs
-differ. DuckDB counts what the folders hold, on disk where that does not fit into memory.
+"""Describes the scores of finished jobs, so that a user can choose a threshold.
+
+`look` gives the scores by the values of a column, and `compare` the differences between two jobs. DuckDB counts the
+rows, and uses the disk if they do not fit into memory.
 """
 
 from __future__ import annotations
@@ -28,10 +30,10 @@ if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection
 
 Facts = dict[str, Any]
-"""What is printed as JSON."""
+"""An object that is printed as JSON."""
 
 QUANTILES = (0.1, 0.25, 0.5, 0.75, 0.9)
-"""Of the scores of each value."""
+"""The quantiles that are given of the scores of each value."""
 
 _THRESHOLDS, _SHARES, _AT = (0.5, 0.7, 0.9, 0.99), (0.1, 0.25, 0.5, 0.75, 0.9, 0.99), 0.9
 _FEW, _FEW_TO_FOLLOW, _FOLLOWS, _BY_CHANCE, _NAMED = 10, 100, 0.5, 1e-3, 4
@@ -56,20 +58,21 @@ ORDER BY abs(score - also) DESC NULLS LAST, place LIMIT 5"""
 
 
 def look(name: str, per: Sequence[str], by: str | None = None, at: Sequence[float] = ()) -> list[Facts]:
-    """The scores of finished rows by the values of each of these columns, and by model.
+    """Return the distribution of the scores of finished rows by model and by the values of each given column.
 
-    Raises UsageError for a column that is not there, and without DuckDB; OutputError for a job that is not finished.
+    Raises UsageError if a column is missing or DuckDB is not installed, and OutputError if the job is not finished.
 
     Parameters
     ----------
     name : str
         The output folder of a finished job, or its URL; or a file of rows.
     per : sequence of str
-        The columns.
+        The columns whose values divide the rows.
     by : str, optional
-        The column of scores. Default: that of each model's labels.
+        The column of scores. Default: the scores of each model's labels.
     at : sequence of float
-        Thresholds. Default: from 0.5 to 0.99; of scores that are not from 0 to 1, what 90 to 1 % of the rows reach.
+        Thresholds. Default: values from 0.5 to 0.99. If scores are not from 0 to 1, the default is the scores that 90
+        to 1 % of the rows reach.
 
     """
     path, schema, read = _rows_of(name)
@@ -86,14 +89,19 @@ def look(name: str, per: Sequence[str], by: str | None = None, at: Sequence[floa
 def _told(
     database: DuckDBPyConnection, called: Mapping[str, str], asked: tuple[str, str | None, str], at: Sequence[float]
 ) -> Facts:
-    """What the table `labelled` says, as of `look`. called: the names of columns there. asked: which of them are the
-    value, the label and the score.
+    """Return one result of `look`, computed from the table `labelled`.
+
+    called: the names of the columns in the table. asked: the columns of the value, the label and the score. at: the
+    thresholds. Raises UsageError if there are no rows.
     """
+    # Choose the thresholds, by the quantiles if the scores are no shares.
     column, label, score = asked
     own, chars, thresholds = called[score], called.get(N_CHARS.name, "NULL::BIGINT"), sorted({*at}) or [*_THRESHOLDS]
     (span,) = _facts(database, _SPAN.format(score=own, shares=[*_SHARES], table="labelled"))
     if not at and not _is_share(span):
         thresholds = sorted({float(f"{share:.2g}") for share in span["shares"]})
+
+    # Count the rows of the table, then those of each of the most frequent values.
     kept = [f"coalesce({own} >= {least!r}::FLOAT, false)" for least in thresholds]
     parts = {"kept": "avg(({one})::INT)", "long": f"avg({chars}) FILTER ({{one}})"}
     parts["short"] = f"avg({chars}) FILTER (NOT {{one}})"
@@ -104,6 +112,8 @@ def _told(
     values = _facts(database, _LOOKED.format(**lists, **names, **of_each))
     if not every["rows"]:
         raise UsageError("there are no rows to look at")
+
+    # Give the lengths at the threshold that keeps about half of the rows.
     middle = min(range(len(kept)), key=lambda i: abs(every["kept"][i] - 0.5))
     for one in (every, *values):
         one |= {name: one[name][middle] for name in ("kept_chars", "dropped_chars")}
@@ -114,8 +124,10 @@ def _told(
 
 
 def _between(values: Sequence[Facts]) -> float | None:
-    """The share of the variance of scores that lies between the values of a column, of those with some rows; None where
-    there are too few to tell. It is the correlation ratio (Fisher, "Statistical Methods for Research Workers", 1925).
+    """Return the share of the variance of scores that lies between the values of a column.
+
+    Values with few rows are left out. Return None if too few values or rows remain. The share is the correlation ratio
+    (Fisher, "Statistical Methods for Research Workers", 1925).
     """
     some = [one for one in values if one["scored"] >= _FEW]
     rows = sum(one["scored"] for one in some)
@@ -128,13 +140,13 @@ def _between(values: Sequence[Facts]) -> float | None:
 
 
 def _sorts(column: str, between: float | None) -> Iterator[str]:
-    """A warning where a score tells the values of a column from one another, rather than the rows of a value."""
+    """Yield a warning if the scores distinguish the values of a column more than the rows that share a value."""
     if between is not None and between >= _FOLLOWS:
         yield f"Warning: scores follow {column}: {between:.0%} of their variance lies between its values"
 
 
 def _remarks(every: Facts, values: Sequence[Facts], thresholds: Sequence[float], has_chars: bool) -> Iterator[str]:
-    """What to know before the scores are trusted."""
+    """Yield what the user should know before trusting the scores."""
     told: dict[str, list[str]] = defaultdict(list)
     for name, one in (("all rows", every), *((shown(one["value"]), one) for one in values)):
         shares = [*zip(thresholds, one["kept"], every["kept"], strict=True)]
@@ -156,28 +168,29 @@ def _remarks(every: Facts, values: Sequence[Facts], thresholds: Sequence[float],
 
 
 def shown(value: Any) -> str:
-    """A value of a column as text."""
+    """Return a value of a column as text."""
     return "(null)" if value is None else "(empty)" if value == "" else str(value)
 
 
 def compare(name: str, other: str, per: Sequence[str] = (), by: str | None = None, at: Sequence[float] = ()) -> Facts:
-    """Where two finished jobs over the same input differ.
+    """Return the differences between two finished jobs over the same input.
 
-    Raises UsageError for jobs over other input, a column that is not there, and without DuckDB; OutputError for a job
-    that is not finished.
+    Raises UsageError if the jobs have labelled other inputs, a column is missing or DuckDB is not installed, and
+    OutputError if a job is not finished.
 
     Parameters
     ----------
     name, other : str
-        Their output folders, or URLs.
+        The output folders of the jobs, or their URLs.
     per : sequence of str
-        Columns of the first by whose values rows are counted, too.
+        Columns of the first job. Rows are also counted by their values.
     by : str, optional
-        The column of scores. Default: that of the label, of the first model.
+        The column of scores. Default: the score of the first model's label.
     at : sequence of float
         The threshold. Default: 0.9.
 
     """
+    # Open both jobs and find their columns.
     if len(at) > 1 or OneFile.of(name, None) or OneFile.of(other, None):
         raise UsageError("two output folders are compared, at one threshold")
     jobs = [Labels(OutputFolder(place_of(one))) for one in (name, other)]
@@ -185,6 +198,8 @@ def compare(name: str, other: str, per: Sequence[str] = (), by: str | None = Non
     asked = [_scores_in(job.schema, job.folder.path, by, of)[0] for job, of in zip(jobs, (per, ()), strict=True)]
     paths = [*dict.fromkeys(path for job in jobs for _, entry in job.chunks for path, *_ in entry.sources)]
     called = {column: f"c{number}" for number, column in enumerate(per)}
+
+    # Join their rows by the place in the input, and count where they differ.
     with rows_on_disk("rows are joined") as database:
         for table, job, (label, score), of in zip(("first", "second"), jobs, asked, (called, {}), strict=True):
             if label is None:
@@ -200,6 +215,8 @@ def compare(name: str, other: str, per: Sequence[str] = (), by: str | None = Non
         queries = {column: (_COMPARED + _BY_VALUE).format(value=c) for column, c in {"": "NULL", **called}.items()}
         differ = {column: _facts(database, query) for column, query in queries.items()}
         examples = [_facts(database, _EXAMPLES.format(first=first)) for first in (True, False)]
+
+    # Add the file, the row and the text of each example.
     for row in chain(*examples):
         place = row.pop("place")
         row |= {"file": paths[place // MOST_ROWS], "row": place % MOST_ROWS}
@@ -211,7 +228,7 @@ def compare(name: str, other: str, per: Sequence[str] = (), by: str | None = Non
 
 
 def _refuse_other_input(first: Labels, second: Labels) -> None:
-    """Raise UsageError for jobs over other input."""
+    """Raise UsageError if two jobs have labelled different inputs."""
     one, other = ({file.path: file.size for file in job.plan.files} if job.plan else {} for job in (first, second))
     differ = [path for path in {**one, **other} if one.get(path, -1) != other.get(path, -1)]
     if differ or not (one or first.manifest.fingerprint.input == second.manifest.fingerprint.input):
@@ -220,7 +237,7 @@ def _refuse_other_input(first: Labels, second: Labels) -> None:
 
 
 def _text_of(row: Facts, job: Labels) -> str:
-    """The text of a row; empty where the job has not kept it."""
+    """Return the text of a row; empty if the job has not kept it."""
     columns = [name for name in job.settings.text_columns if name in job.schema.names]
     for entry in (entry for _, entry in job.chunks if columns):
         if any(path == row["file"] and 0 <= row["row"] - first < rows for path, first, rows in entry.sources):
@@ -231,7 +248,10 @@ def _text_of(row: Facts, job: Labels) -> str:
 
 
 def _rows_of(name: str) -> tuple[object, pa.Schema, Callable[[set[str]], Iterator[pa.Table]]]:
-    """Place and columns of a job's rows, and a function that reads some of these. Raises OutputError, UsageError."""
+    """Return the place and the schema of a job's rows, and a function that reads the columns of given names.
+
+    Raises OutputError and UsageError.
+    """
     file = OneFile.of(name, None)
     if file is None:
         job = Labels(OutputFolder(place_of(name)))
@@ -254,7 +274,10 @@ def _rows_of_job(job: Labels, names: set[str]) -> Iterator[pa.Table]:
 
 
 def _scores_in(schema: pa.Schema, path: object, by: str | None, per: Iterable[str]) -> list[tuple[str | None, str]]:
-    """Of each model the column of labels and that of scores; with `by`, those of one score. Raises UsageError."""
+    """Return each model's column of labels and its column of scores; with `by`, only the pair of that column of scores.
+
+    The column of labels is None if the rows have none. Raises UsageError.
+    """
     ends = [(name, end) for end in ("labels", "label") for name in schema.names if name.endswith(end)]
     labels = {name.removesuffix(end): name for name, end in ends}
     kinds = {f"{prefix}score": pa.float32() for prefix in labels}
@@ -267,25 +290,28 @@ def _scores_in(schema: pa.Schema, path: object, by: str | None, per: Iterable[st
 
 
 def _place(rows: pa.Table, paths: Sequence[str]) -> dict[str, pa.Array]:
-    """Where rows are in these files."""
+    """Return the column `place`: where each row stands in the input, as a number that sorts by file and row."""
     return {"place": pa.array(order_of(rows, paths), pa.int64())}
 
 
 def _fill(database: DuckDBPyConnection, table: str, pieces: Iterable[Mapping[str, pa.ChunkedArray]]) -> None:
-    """Make a table of the columns of pieces, of which the first may have no rows."""
+    """Make a table from the columns of pieces. The first piece may have no rows; it gives the types."""
     for number, columns in enumerate(pieces):
         made = database.from_arrow(pa.table(columns))
         (made.insert_into if number else made.create)(table)
 
 
 def _best(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """The best label of each row, or its score, where a model gives several."""
+    """Return the column as it is, or the first value of each row if a model gives several: the best label or score."""
     several = pa.types.is_list(column.type)
     return pc.list_flatten(pc.list_slice(column, 0, 1, return_fixed_size_list=True)) if several else plain(column)
 
 
 def _facts(database: DuckDBPyConnection, query: str) -> list[Facts]:
-    """The rows of a result. What is no number of JSON is None; as the value of a column, a text."""
+    """Return the rows of a query's result.
+
+    JSON has no infinity and no NaN: as the value of a column they become a text, elsewhere None.
+    """
     found = answered(database, query)
     names = [name for name, *_ in found.description or ()]
     rows = [dict(zip(names, row, strict=True)) for row in found.fetchall()]
