@@ -1,7 +1,7 @@
-"""The shares of a job that ran without a cluster, each in an output folder of its own, as the output of one job.
+"""Merges the output folders of the shares of a job, which ran without a cluster, into the output of one job.
 
-No row is read: the files of each chunk get a second name on the same disk, are copied within their bucket, or else are
-copied here; their entries are written anew, and the end of it checks all of them as that of any job.
+No row is read. The files of each chunk get a second name on the same disk or are copied within their bucket; otherwise
+they are copied through this process. The entries are written anew, and `finish` checks all of them as for any job.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ class _Share:
     Attributes
     ----------
     folder : OutputFolder
-        Its output folder.
+        The output folder of the share.
     manifest, plan
-        What is saved there.
+        The manifest and the plan that are saved there.
 
     """
 
@@ -52,12 +52,12 @@ class _Share:
 
     @property
     def number(self) -> tuple[int, int]:
-        """Which share of how many."""
+        """The number of the share, from 1, and the number of all shares."""
         return share_of(str(self.manifest.fingerprint.settings.shard))
 
     @property
     def fingerprint(self) -> Fingerprint:
-        """Without what differs between shares."""
+        """The fingerprint without the fields that differ between shares."""
         job = self.manifest.fingerprint
         return msgspec.structs.replace(job, input="0" * 64, settings=msgspec.structs.replace(job.settings, shard=UNSET))
 
@@ -71,34 +71,35 @@ def merge(
     resume: bool = False,
     overwrite: bool = False,
 ) -> Totals:
-    """Make one output folder of those of all shares of a job, which ran with ``shard="1/N"`` to ``"N/N"``.
+    """Merge the output folders of all shares of a job, which ran with ``shard="1/N"`` to ``"N/N"``, into one folder.
 
     Parameters
     ----------
     shares : sequence of str or path
-        The output folders of the shares, or their URLs, in any order. They stay as they are, and may be removed after.
+        The output folders of the shares, or their URLs, in any order. `merge` does not change them, and you may remove
+        them afterwards.
     output : str or path
-        A folder for all of them: that of one job, which `verify`, `select` and an update take as any other. On the same
-        disk its files are hard links to those of the shares; within a bucket they are copied by its server.
+        The folder to make. It is the output of one job, which `verify`, `select` and an update accept as any other. On
+        the same disk its files are hard links to those of the shares. Within a bucket the object store copies them.
     endpoint : str, optional
-        As `classify` takes it.
+        The endpoint of the object store, see `classify`.
     allow_mixed : bool
-        Also of shares whose processors or GPUs differ, so that the bits of scores may.
+        Accept shares that ran on different processors or GPUs, whose scores may differ in their last bits.
     resume, overwrite : bool
-        As of `classify`.
+        See `classify`.
 
     Returns
     -------
     Totals
-        Over all shares.
+        The totals over all shares.
 
     Raises
     ------
     UsageError
-        Where a share is missing or there twice, or where they are not of one job: other options, another model, or
-        another listing of the input.
+        If a share is missing or given twice, or if the shares are not of one job: they have other options, another
+        model, or another listing of the input.
     OutputError
-        For a share that is not finished or is damaged, or a folder that cannot be written.
+        If a share is not finished or is damaged, or if the output folder cannot be written.
 
     Examples
     --------
@@ -110,18 +111,23 @@ def merge(
     100
 
     """
+    # Open the shares and check that they belong together.
     places, place = [place_of(name, endpoint) for name in shares], OutputFolder(place_of(output, endpoint))
     refuse_outputs({}, overwrite, lambda: map(str, places), str(place.path))
     opened = [_opened(OutputFolder(share)) for share in places]
     opened.sort(key=lambda share: share.number)
     _refuse_others(opened, allow_mixed)
+
+    # Join their plans into one. The ranges of each share are numbered after those of the share before it.
     first = opened[0]
     starts = [0, *accumulate(share.plan.ranges for share in opened)]
     plans = [msgspec.structs.replace(share.plan, whole=UNSET) for share in opened]
     joined = together([msgspec.structs.replace(p, first_group=at) for p, at in zip(plans, starts, strict=False)])
-    plan = msgspec.structs.replace(joined, left_out=first.plan.left_out)  # which the first share alone tells
+    plan = msgspec.structs.replace(joined, left_out=first.plan.left_out)  # only the first share records it
     fingerprint = msgspec.structs.replace(first.fingerprint, input=listing_digest(plan.files))
     schema = first.folder.schema(first.manifest)
+
+    # Commit the chunks of every share that are not there yet, and finish the job.
     done = begin(place, fingerprint, schema, msgspec.json.encode(plan) + b"\n", resume, overwrite)
     counted = {name: entry.digest for name, entry in done.chunks.items()}
     readers = place.store.readers
@@ -141,15 +147,16 @@ def merge(
 def begin(
     place: OutputFolder, fingerprint: Fingerprint, schema: pa.Schema, plan: bytes | None, resume: bool, overwrite: bool
 ) -> Entries:
-    """Begin an output that is made from others, or go on with it; the entries that it keeps. Raises UsageError where
-    something else was begun there.
+    """Begin or continue an output that is made from other outputs, and return the entries that it keeps.
+
+    Raises UsageError if another output was begun there.
 
     Parameters
     ----------
     place : OutputFolder
-        The output.
+        The output folder.
     fingerprint, schema, plan, resume, overwrite
-        As of `OutputFolder.create`.
+        See `OutputFolder.create`.
 
     """
     place.refuse_unless(resume, overwrite, False)
@@ -182,7 +189,7 @@ def _opened(folder: OutputFolder) -> _Share:
 
 
 def _refuse_others(shares: Sequence[_Share], allow_mixed: bool) -> None:
-    """Raise UsageError unless these are all shares of one job."""
+    """Raise UsageError unless these are all the shares of one job."""
     if not shares:
         raise UsageError("give the output folders of all shares")
     first, count = shares[0], shares[0].number[1]
@@ -215,23 +222,23 @@ def _differ(one: object, other: object) -> str:
 
 
 def _moved(chunk: str, offset: int) -> str:
-    """The name of a chunk among those of all shares."""
+    """Return the name that a chunk of a share has in the merged output."""
     return part_name(group_of(chunk) + offset, int(chunk.rpartition("-")[2]))
 
 
 def _take(share: _Share, entry: Entry | ClosingEntry, offset: int, place: OutputFolder, job: str) -> Entry | None:
-    """Commit what an entry of a share commits, and return the new entry, if it is one of a chunk.
+    """Commit to the output what an entry of a share commits. Return the new entry of a chunk; None for a closing entry.
 
     Parameters
     ----------
     share : _Share
         The share.
     entry : Entry or ClosingEntry
-        Its entry.
+        The entry of the share.
     offset : int
-        By how much the numbers of its ranges grow.
+        The number to add to the numbers of the share's ranges.
     place, job
-        The output, and the id of its job.
+        The output folder, and the id of its job.
 
     """
     store, check = place.store, partial(check_claim, place.store, job)

@@ -1,4 +1,4 @@
-"""The plan in the output folder: saved, and loaded for a resumed job."""
+"""Saves the plan of a job in the output folder, and loads it for a resumed job."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ _Named = TypeVar("_Named", bound=tuple[str, object])
 
 
 def listed(files: Iterable[InputFile]) -> Iterator[ListedFile]:
-    """What identifies each file."""
+    """Yield what identifies each file: its path, size, time of modification and hash."""
     return (ListedFile(file.path, file.size, file.modified, file.digest) for file in files)
 
 
 def listing_digest(files: Iterable[ListedFile]) -> str:
-    """SHA-256 of a listing."""
+    """Return the SHA-256 of a listing, in hexadecimal."""
     return hashlib.sha256(msgspec.json.encode(list(files))).hexdigest()
 
 
 def plan_bytes(plan: Plan, withdrawn: tuple[int, ...] = ()) -> bytes:
-    """A plan as JSON; it may have very many files, so it is compact. withdrawn: as of `SavedPlan`."""
+    """Return a plan as JSON, which is compact because there may be very many files. withdrawn: see `SavedPlan`."""
     saved = SavedPlan(
         version=WITHDRAWING if withdrawn else VERSION,
         files=tuple(listed(plan.files)),
@@ -57,17 +57,18 @@ def plan_bytes(plan: Plan, withdrawn: tuple[int, ...] = ()) -> bytes:
 def plan_from(
     data: bytes, files: Sequence[InputFile], asked: Selection, chunk_rows: int, name: object, limit: int | None = None
 ) -> Plan:
-    """Load a plan over the files as they are now, and open only the one by which the columns were resolved. Raises
-    OutputError where the plan is damaged, or is not that of the job.
+    """Load a plan over the files as they are now. Only the file that resolved the columns is opened.
+
+    Raises OutputError if the plan is damaged or is not that of the job.
 
     Parameters
     ----------
     data : bytes
         The saved plan.
     files, asked, chunk_rows, limit
-        The files, and what the job is asked for, as of `plan_files`.
+        The files and the options of the job, see `plan_files`.
     name : object
-        The plan's file, for messages.
+        The path of the plan's file, for messages.
 
     """
     saved = from_json(data, SavedPlan, name)
@@ -92,7 +93,7 @@ def plan_from(
 
 
 def check_plan(saved: SavedPlan) -> None:
-    """Raise ValueError where a plan contradicts itself: each file is in one group, and one that is cut is alone."""
+    """Raise ValueError if a plan contradicts itself. Each file is in one group, and a file that is cut is alone."""
     cuts = parts_of_saved(saved)
     if len(cuts) != len(saved.groups) or any(c > 1 and n != 1 for c, n in zip(cuts, saved.groups, strict=True)):
         raise ValueError("its parts are not those of its groups")
@@ -101,13 +102,13 @@ def check_plan(saved: SavedPlan) -> None:
     if any(number >= saved.first_group for number in saved.withdrawn or ()):
         raise ValueError("it withdraws groups that are not of an earlier one")
     if saved.first is None or saved.first_group or saved.whole is not UNSET or 0 in saved.groups:
-        return  # the first file may be of another update or share, or of a range that was withdrawn
+        return  # the first file may belong to another update or share, or to a range that was withdrawn
     if saved.first[0] not in {file.path for file in saved.files}:
         raise ValueError(f"there is no file {saved.first[0]}")
 
 
 def _first(plan: Plan) -> tuple[str, tuple[str, ...] | None] | None:
-    """Path and columns of the first readable file."""
+    """Return the path and the columns of the first readable file; None if there is none."""
     return None if plan.first is None else (plan.first[0], plan.first[1].names)
 
 
@@ -118,9 +119,10 @@ def _number_of_first(saved: SavedPlan) -> int:
 
 
 def together(plans: Sequence[SavedPlan]) -> SavedPlan:
-    """The plan of a job and those of its updates as one. Numbers of groups that none has, after an update that was
-    discarded, and of those that an update has withdrawn, are those of groups without files. Raises ValueError where
-    plans have the same ones.
+    """Join the plan of a job and the plans of its updates into one.
+
+    Some numbers of groups belong to no plan, because an update was discarded, or were withdrawn by an update. The
+    groups of these numbers have no files in the result. Raises ValueError if two plans have the same number.
     """
     groups: list[int] = []
     parts: list[int] = []
@@ -138,18 +140,21 @@ def together(plans: Sequence[SavedPlan]) -> SavedPlan:
         parts=_saved_parts(parts),
         problems=tuple(one for plan, files in zip(plans, later, strict=True) for one in _still(plan.problems, files)),
         unread=tuple(one for plan, files in zip(plans, later, strict=True) for one in _still(plan.unread, files)),
-        left_out=plans[-1].left_out,  # each lists all of the input
+        left_out=plans[-1].left_out,  # each plan lists all of the input
     )
     return without(whole, {number for plan in plans for number in plan.withdrawn or ()})
 
 
 def _still(named: Iterable[_Named], labelled: Collection[str]) -> Iterator[_Named]:
-    """What is said of files when they are listed, without those that are labelled later: they were repaired."""
+    """Yield the problems of files from a listing, without the files that are labelled later, since those are repaired.
+
+    named: tuples that begin with the path of a file.
+    """
     return (one for one in named if one[0] not in labelled)
 
 
 def without(plan: SavedPlan, withdrawn: Collection[int]) -> SavedPlan:
-    """A plan in which some ranges have no files."""
+    """Return a plan in which the withdrawn ranges have no files."""
     files: list[ListedFile] = []
     groups: list[int] = []
     parts: list[int] = []
@@ -163,36 +168,36 @@ def without(plan: SavedPlan, withdrawn: Collection[int]) -> SavedPlan:
 
 
 def ranges_with(plan: SavedPlan, paths: Collection[str]) -> tuple[int, ...]:
-    """The numbers of the ranges that have one of these files."""
+    """Return the numbers of the ranges that have at least one of these files."""
     ranges = enumerate(files_of(plan), plan.first_group)
     return tuple(number for number, files in ranges if any(file.path in paths for file in files))
 
 
 def files_of(saved: SavedPlan) -> list[tuple[ListedFile, ...]]:
-    """The files of each range."""
+    """Return the files of each range."""
     ends = list(accumulate(saved.groups))
     together = [saved.files[end - count : end] for end, count in zip(ends, saved.groups, strict=True)]
     return [files for files, parts in zip(together, parts_of_saved(saved), strict=True) for _ in range(parts)]
 
 
 def _saved_parts(parts: Sequence[int]) -> tuple[int, ...] | UnsetType:
-    """What `parts_of_saved` finds again: nothing where no group is cut."""
+    """Return the field `parts` of a saved plan, which `parts_of_saved` reads: UNSET if no group is cut."""
     return UNSET if set(parts) <= {1} else tuple(parts)
 
 
 def parts_of_saved(saved: SavedPlan) -> tuple[int, ...]:
-    """Into how many ranges each group is cut."""
+    """Return the number of ranges that each group is cut into."""
     return (1,) * len(saved.groups) if saved.parts is UNSET else saved.parts
 
 
 @dataclass(frozen=True)
 class Changes:
-    """How the files of the input differ from those of a plan.
+    """The differences between the files of the input and those of a plan.
 
     Attributes
     ----------
     new, changed, gone : tuple of str
-        Paths; a changed file has another size, time or hash.
+        Paths. A changed file has another size, time of modification or hash.
 
     """
 
@@ -207,7 +212,7 @@ class Changes:
 
 
 def changes(saved: SavedPlan, now: Files) -> Changes:
-    """What is new, changed and gone since a plan was made."""
+    """Return the files that are new, changed and gone since a plan was made."""
     before, after = {file.path: file for file in saved.files}, {file.path: file for file in listed(now.found)}
     return Changes(
         tuple(path for path in after if path not in before),
@@ -217,7 +222,7 @@ def changes(saved: SavedPlan, now: Files) -> Changes:
 
 
 def resolved(saved: SavedPlan, asked: Selection) -> Selection:
-    """The selection of a job as it was resolved by its first file. Raises OutputError."""
+    """Return the selection of a job as its first file resolved it. Raises OutputError."""
     chosen = saved.selection
     try:
         types = schema_from(chosen.kept_types)
@@ -229,13 +234,13 @@ def resolved(saved: SavedPlan, asked: Selection) -> Selection:
 
 
 def _rules(saved: SavedPlan, asked: Selection) -> LabelRules:
-    """How labels name classes: class numbers count as they did when the job was planned."""
+    """Return how labels name classes. Class numbers start where they did when the job was planned."""
     first = saved.selection.label_numbers_from
     return asked.rules if first is UNSET else replace(asked.rules, numbers_from=first)
 
 
 def plan_again(saved: SavedPlan, files: Sequence[InputFile], asked: Selection) -> Plan:
-    """The plan that was saved, over its files as they are now. No file is opened. Raises OutputError."""
+    """Return the saved plan over its files as they are now, without opening a file. Raises OutputError."""
     selection = resolved(saved, asked)
     first = None if saved.first is None else (saved.first[0], Schema(saved.first[1]))
     return Plan(
@@ -268,12 +273,12 @@ def _saved(selection: Selection) -> SavedSelection:
 
 
 def schema_hex(schema: pa.Schema) -> str:
-    """As a plan and the manifest have it: its IPC message in hexadecimal."""
+    """Return a schema as a plan and the manifest store it: its IPC message in hexadecimal."""
     return str(schema.serialize().to_pybytes().hex())
 
 
 def schema_from(text: str) -> pa.Schema:
-    """The schema again. Raises ValueError."""
+    """Return the schema that `schema_hex` has written. Raises ValueError."""
     try:
         return pa.ipc.read_schema(pa.py_buffer(bytes.fromhex(text)))
     except (OSError, pa.ArrowException) as error:

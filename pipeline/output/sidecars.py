@@ -1,8 +1,9 @@
-"""Files that stand beside those of the input: each has a row for each row of an input file, in the same order, so that
-it joins by position. A row that is in quarantine has nulls.
+"""Writes sidecars: files beside those of the input, with a row for each row of an input file, in the same order.
 
-They are made at the end of a job, from its committed parts, one chunk in memory at a time; a record for each group says
-from which entries, so that a resumed job makes those alone that are not there or would be others.
+A sidecar joins its input file by position. A row that is in quarantine has nulls.
+
+The job makes sidecars at its end from its committed parts, with one chunk in memory at a time. A record for each group
+says which entries its sidecars were made from, so that a resumed job makes only those that are missing or would differ.
 """
 
 from __future__ import annotations
@@ -58,13 +59,13 @@ _ROW_GROUP = 1 << 17
 _BLOCK = 1 << 22
 _TRIES = 3
 KEPT = "kept"
-"""Of a quarantined row: the columns that identify it."""
+"""The field of a quarantined row that holds the columns that identify the row."""
 
 REPAIR = "--resume repairs this"
 
 
 class Sidecar(Struct, frozen=True, forbid_unknown_fields=True):
-    """A file with a row for each of an input file's. name: within the output folder."""
+    """A file with a row for each row of an input file. name: its path within the output folder."""
 
     name: Annotated[str, Meta(pattern=r"(?s)^(?!/)(?!(.*/)?\.\.?(/|$)).+$")]
     rows: Count
@@ -73,7 +74,7 @@ class Sidecar(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Sidecars(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Those of a group's files. made_from: SHA-256 of its entries."""
+    """The sidecars of a group's files. made_from: the SHA-256 of the group's entries."""
 
     version: Version = VERSION
     job: JobId
@@ -86,11 +87,11 @@ class Sidecars(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         return sidecars_file(self.group, self.job)
 
 
-msgspec.json.Decoder(Sidecars)  # now, as in `record`
+msgspec.json.Decoder(Sidecars)  # build it on import, as in `record`
 
 
 def refuse_unfit(options: Any, ids: Iterable[str]) -> None:
-    """Raise UsageError for options of a job that do not go with its layout. ids: columns that are copied."""
+    """Raise UsageError for options of a job that do not go with its layout. ids: the columns that are copied."""
     if options.layout == "parts":
         if options.format == "npy":
             raise UsageError("--format npy goes with --layout attributes")
@@ -108,9 +109,9 @@ def refuse_unfit(options: Any, ids: Iterable[str]) -> None:
 
 
 def sidecar_name(path: str, format_: str) -> str:
-    """Of the file that stands beside an input file. path: of that, below the root.
+    """Return the name of the sidecar of an input file. path: the path of the input file below the root.
 
-    JSON lines beside JSON lines have the very same name, as Dolma expects.
+    JSON lines beside JSON lines have exactly the same name, as Dolma expects.
     """
     folder, _, name = path.rpartition("/")
     pure = PurePosixPath(name)
@@ -123,8 +124,10 @@ def sidecar_name(path: str, format_: str) -> str:
 
 
 def check_names(paths: Iterable[str], format_: str) -> None:
-    """Raise UsageError where two input files would have one file beside them, or one a name of the job's own, or that
-    of a folder in which another stands.
+    """Raise UsageError if the names of sidecars collide.
+
+    Two input files must not have the same sidecar. The name of a sidecar must be neither one of the job's own names nor
+    the name of a folder that holds another sidecar.
     """
     taken: dict[str, str] = {}
     names = {path: sidecar_name(path, format_) for path in paths}
@@ -143,7 +146,7 @@ def check_names(paths: Iterable[str], format_: str) -> None:
 
 
 def with_ids(chunk: Chunk) -> pa.Table:
-    """The quarantined rows of a chunk with the columns that identify them, where those are known."""
+    """Return the quarantined rows of a chunk, with the columns that identify them if these are known."""
     if chunk.bad is None or not len(chunk.bad):
         return chunk.quarantine
     columns = [to_plain(column.combine_chunks()) for column in chunk.bad.columns]
@@ -152,12 +155,12 @@ def with_ids(chunk: Chunk) -> pa.Table:
 
 @dataclass(frozen=True)
 class _About:
-    """The columns of the files.
+    """The columns of the sidecars.
 
     Attributes
     ----------
     schema : pyarrow.Schema
-        Of the rows of a file.
+        The schema of the rows of a sidecar.
     names : tuple of Names
         The names of each model's columns.
     ids : tuple of str
@@ -174,7 +177,7 @@ class _About:
 
 
 def write_sidecars(store: Store, manifest: Manifest, schema: pa.Schema, groups: Iterable[int]) -> None:
-    """Write the files of these groups, whose entries are all there, unless they are there as they should be."""
+    """Write the sidecars of these groups, all of whose entries are there. Skip those that are already correct."""
     job, settings = manifest.fingerprint, manifest.fingerprint.settings
     if settings.layout is UNSET:
         return
@@ -188,7 +191,7 @@ def write_sidecars(store: Store, manifest: Manifest, schema: pa.Schema, groups: 
             try:
                 files = tuple(_write_files(store, closing, schema, settings))
                 break
-            except FileNotFoundError as error:  # another run of the job has ended meanwhile, and removed what was begun
+            except FileNotFoundError as error:  # another run of the job ended meanwhile and removed the temporary file
                 if not left:
                     raise OutputError(why_not("written", str(store.root / SIDECARS), error)) from error
         record = Sidecars(job=job.id, group=group, made_from=made_from, files=files)
@@ -199,7 +202,7 @@ def write_sidecars(store: Store, manifest: Manifest, schema: pa.Schema, groups: 
 
 
 def check_sidecars(store: Store, manifest: Manifest, groups: Iterable[int]) -> None:
-    """Raise OutputError unless the files of these groups are as they were written, from the entries that there are."""
+    """Raise OutputError unless the sidecars of these groups are intact and made from the present entries."""
     if manifest.fingerprint.settings.layout is UNSET:
         return
     for group in groups:
@@ -212,9 +215,9 @@ def check_sidecars(store: Store, manifest: Manifest, groups: Iterable[int]) -> N
 
 
 def remove_planned(store: Store, settings: Settings, plan: SavedPlan) -> None:
-    """Remove the files beside those of a plan: a job that was killed may have written some before their record.
+    """Remove the sidecars of a plan's files. A job that was killed may have written some of them before their record.
 
-    Raises UsageError for a plan whose files such a job would have refused.
+    Raises UsageError for a plan with file names that such a job would have refused.
     """
     if settings.layout is not UNSET:
         check_names((file.path for file in plan.files), settings.format)
@@ -222,14 +225,17 @@ def remove_planned(store: Store, settings: Settings, plan: SavedPlan) -> None:
 
 
 def planned(settings: Settings, plan: SavedPlan | None) -> set[str]:
-    """The names of the files beside those of a plan."""
+    """Return the names of the sidecars of a plan's files."""
     files = () if settings.layout is UNSET or plan is None else plan.files
     return {sidecar_name(file.path, settings.format) for file in files}
 
 
 def remove_sidecars(store: Store, chosen: Callable[[str], bool], but: Container[str] = ()) -> None:
-    """Remove the files of records whose names are chosen, but for some; the records stay. One that is damaged names
-    none.
+    """Remove the sidecars of the chosen records, and leave the records themselves.
+
+    A damaged record names no files.
+
+    chosen: says whether a record is chosen, by its name. but: the names of sidecars that stay.
     """
     for name in filter(chosen, store.files(SIDECARS)):
         with suppress(OutputError):
@@ -238,7 +244,7 @@ def remove_sidecars(store: Store, chosen: Callable[[str], bool], but: Container[
 
 
 def _record(store: Store, group: int, job: Fingerprint) -> Sidecars | None:
-    """None where there is none, or it is damaged."""
+    """Return the record of a group's sidecars; None if it is missing or damaged."""
     name = sidecars_file(group, job.id)
     try:
         return from_json(store.read(name), Sidecars, store.root / name) if store.has(name) else None
@@ -265,7 +271,7 @@ def _entries(store: Store, closing: ClosingEntry) -> Iterator[Entry]:
 
 
 def _made_from(store: Store, group: int, job: Fingerprint) -> tuple[str, ClosingEntry | None]:
-    """The digest of a group's entries, and how it ends; None for the number of a group that was discarded."""
+    """Return the digest of a group's entries, and its closing entry; None in its place if the group was discarded."""
     name = layout.closing_file(group, job.id)
     if not store.has(name):
         return "", None
@@ -277,7 +283,7 @@ def _made_from(store: Store, group: int, job: Fingerprint) -> tuple[str, Closing
 
 
 def _write_files(store: Store, closing: ClosingEntry, schema: pa.Schema, settings: Settings) -> Iterator[Sidecar]:
-    """Of each file of a group of which something was read, one after the other."""
+    """Write the sidecar of each file of a group that could be read, one after the other, and yield its record."""
     ids = schema.names[2 : schema.names.index(settings.labelled[0].label)]
     about = _About(pa.schema([field for field in schema if field.name not in _POSITION]), settings.labelled, tuple(ids))
     pieces = (piece for entry in _entries(store, closing) for piece in _pieces(store, entry, schema, about))
@@ -308,7 +314,10 @@ def _write_files(store: Store, closing: ClosingEntry, schema: pa.Schema, setting
 
 
 def _pieces(store: Store, entry: Entry, schema: pa.Schema, about: _About) -> Iterator[tuple[str, pa.Table]]:
-    """The path of each file that a chunk was read from, and all of its rows there."""
+    """Yield the path of each file that a chunk was read from, and the rows of the chunk from that file.
+
+    A row that has no label is a row of nulls, or of its ids and nulls.
+    """
     written = committed_rows(store, entry, schema)
     tables = [written, *(_quarantined(store, entry, schema, about))]
     rows = pa.concat_tables(tables, promote_options="default").select(schema.names)
@@ -322,7 +331,7 @@ def _pieces(store: Store, entry: Entry, schema: pa.Schema, about: _About) -> Ite
 
 
 def _quarantined(store: Store, entry: Entry, schema: pa.Schema, about: _About) -> Iterator[pa.Table]:
-    """File, row and ids of the quarantined rows."""
+    """Yield the file, the row and the ids of the quarantined rows, if there are ids."""
     for file in entry.files:
         if file.name.startswith(QUARANTINE) and about.ids:
             lines = [json.loads(line) for line in read_committed(store, file).splitlines()]
@@ -334,7 +343,7 @@ def _quarantined(store: Store, entry: Entry, schema: pa.Schema, about: _About) -
 
 
 class _Hashed(io.RawIOBase):
-    """A file to write to, which stays open, with the hash and the size of what was written."""
+    """Writes to a file and computes the hash and the size of what was written. Closing it leaves the file open."""
 
     def __init__(self, file: BinaryIO) -> None:
         self.digest, self.size, self._file = hashlib.sha256(), 0, file
@@ -349,7 +358,7 @@ class _Hashed(io.RawIOBase):
 
 
 def _write_parquet(pieces: Iterator[pa.Table], about: _About, _rows: int, out: BinaryIO) -> None:
-    """All columns but those that say which row it is. Row groups of one size, however small the chunks are."""
+    """Write all columns but `file` and `row`. Row groups have one size, however small the chunks are."""
     with pq.ParquetWriter(out, about.schema, compression="zstd") as writer:
         held, count = [about.schema.empty_table()], 0
         for piece in pieces:
@@ -361,8 +370,9 @@ def _write_parquet(pieces: Iterator[pa.Table], about: _About, _rows: int, out: B
 
 
 def _write_dolma(pieces: Iterator[pa.Table], about: _About, _rows: int, out: BinaryIO) -> None:
-    """Dolma's attributes: of each document its id and, by name of a score, spans of it with their values; here one
-    span, the whole document.
+    """Write attributes in Dolma's format: the id of each document and, by the name of a score, spans with their values.
+
+    Here each score has one span, the whole document.
     """
     encoder = msgspec.json.Encoder()
     for piece in pieces:
@@ -376,7 +386,7 @@ def _write_dolma(pieces: Iterator[pa.Table], about: _About, _rows: int, out: Bin
 
 
 def _named_scores(plain: dict[str, list[Any]], names: Names, about: _About) -> Iterator[Iterable[tuple[str, Any]]]:
-    """For each row the scores that one model gives, each with the name of its column, `score_NAME`."""
+    """Yield for each row the scores of one model, each as a pair with the name of its column, `score_NAME`."""
     if columns := about.scores_of(names):
         yield from (zip(columns, row, strict=True) for row in zip(*(plain[name] for name in columns), strict=True))
     elif names.multi_label:
@@ -388,7 +398,7 @@ def _named_scores(plain: dict[str, list[Any]], names: Names, about: _About) -> I
 
 
 def _write_npy(pieces: Iterator[pa.Table], about: _About, rows: int, out: BinaryIO) -> None:
-    """float32 [rows, classes]: the score of every class, of one model after the other; NaN where there is none."""
+    """Write float32 [rows, classes]: the scores of every class, one model after the other; NaN for a missing score."""
     columns = [name for names in about.names for name in about.scores_of(names)]
     header = {"descr": "<f4", "fortran_order": False, "shape": (rows, len(columns))}
     np.lib.format.write_array_header_1_0(out, header)
