@@ -1,10 +1,10 @@
-"""An output folder in an object store: S3 and what is compatible with it, Google Cloud Storage, Azure Blob Storage.
+"""Keeps an output folder in an object store: S3 and compatible stores, Google Cloud Storage, Azure Blob Storage.
 
-Nothing is renamed there, and nothing needs to be: an object is written whole or not at all, one that must not be
-replaced is written on the condition that it does not exist (`If-None-Match: *`), and one that is replaced on the
-condition that it is still the one that was read (`If-Match`). A store that does not keep to these is refused.
+Nothing is renamed there, and nothing needs to be: an object is written whole or not at all. An object that must not be
+replaced is written on the condition that it does not exist (`If-None-Match: *`). An object that is replaced is written
+on the condition that it is still the one that was read (`If-Match`). A store that ignores these conditions is refused.
 
-Here too: which store a path or a URL names.
+The functions `place_of` and `open_store` find the store that a path or a URL names.
 """
 
 from __future__ import annotations
@@ -36,25 +36,25 @@ if TYPE_CHECKING:
 
 _Result = TypeVar("_Result")
 _REQUESTS = 32
-"""Requests that one process has open side by side: each takes some tens of milliseconds, whatever its size."""
+"""The number of parallel requests of one process. Each takes some tens of milliseconds, whatever its size."""
 
 _DELETED_AT_ONCE = 1000
-"""Objects of one request: the most that S3 allows."""
+"""The number of objects that one request deletes, which is the limit of S3."""
 
 _OF_ANY_JOB = (PLAN, MANIFEST)
-"""Names without the id of a job: what has such a name may be that of the job that has taken the folder."""
+"""Names without the id of a job. An object of such a name may belong to the job that has taken the folder."""
 
 _ATTEMPT = "attempt"
-"""Metadata of an object that was created: a repeated request finds by it that the first one was carried out."""
+"""The metadata of a created object by which a repeated request finds that the first one was carried out."""
 
 
 @dataclass(frozen=True)
 class ObjectStore(Store):
-    """Objects under `root`. Requests are repeated through an outage of some minutes, see `patiently`.
+    """The objects under `root`. Requests are repeated through an outage of some minutes, see `patiently`.
 
-    `add` checks after it has written: where the check passes then, the object was there before another job took the
-    folder, and that job, which lists what is there after it has taken it, finds the object and removes it. Where it
-    does not pass, the object is removed here.
+    `add` checks the claim after it has written the object. If the check passes, the object was there before another job
+    could take the folder. Such a job lists the objects after it has taken the folder, so it finds the object and
+    removes it. If the check fails, `add` removes the object.
     """
 
     root: BucketPath
@@ -63,14 +63,14 @@ class ObjectStore(Store):
 
     @property
     def _client(self) -> obstore.store.ObjectStore:
-        """One of this process, with its own credentials."""
+        """The client of this process, with its own credentials."""
         return bucket_client(self.root.bucket, self.root.endpoint)
 
     def _key(self, name: str) -> str:
         return "/".join(filter(None, (self.root.key, name)))
 
     def _request(self, call: Callable[[], _Result], name: str, what: str) -> _Result:
-        """The result of a request. Raises FileNotFoundError for an object that is not there, and OutputUnavailable."""
+        """Return the result of a request. Raises FileNotFoundError if the object is missing, and OutputUnavailable."""
         try:
             return patiently(call, str(self.root / name), self.patience)
         except (FileNotFoundError, UsageError):
@@ -80,11 +80,15 @@ class ObjectStore(Store):
 
     @property
     def _soon(self) -> ObjectStore:
-        """For the first requests of a command: a wrong address is reported soon."""
+        """The store for the first requests of a command, which reports a wrong address soon."""
         return replace(self, patience=FIRST_PATIENCE)
 
     def probe(self) -> None:
-        """Create an object twice, and update it as another one: the second and third request must be refused."""
+        """Check that the store keeps to conditions on writes. Raises OutputError if it does not.
+
+        Create an object twice, and update it as if it were another one. The store must refuse the second and the third
+        request.
+        """
         name, store = f".probe-{uuid.uuid4().hex}", self._soon
         store.create(name, b"first")
         try:
@@ -110,7 +114,7 @@ class ObjectStore(Store):
         self._request(lambda: self._client.put(self._key(name), data, mode="overwrite"), name, "written")
 
     def take(self, name: str, source: Store, there: str, check: Callable[[], None]) -> None:
-        """By a copy within the bucket, where it is the same."""
+        """See `Store.take`. If the source is in the same bucket, the server copies the object."""
         bucket = self.root.bucket, self.root.endpoint
         if not isinstance(source, ObjectStore) or (source.root.bucket, source.root.endpoint) != bucket:
             super().take(name, source, there, check)
@@ -142,8 +146,10 @@ class ObjectStore(Store):
             yield bytes(self._existing(part, name))
 
     def add_all(self, files: Sequence[tuple[str, Content]], check: Callable[[], None]) -> None:
-        """Create the objects, side by side. One that is there already must have the same content: an earlier attempt
-        has written it. Otherwise raises OutputError, and nothing is replaced.
+        """Create the objects in parallel.
+
+        An object that is there already must have the same content, because an earlier attempt has written it. If it has
+        another content, this method raises OutputError and replaces nothing.
         """
         if len(files) == 1:
             created = [self._add(*files[0])]
@@ -158,7 +164,7 @@ class ObjectStore(Store):
             raise
 
     def _add(self, name: str, data: Content) -> bool:
-        """Whether the object is new."""
+        """Create an object and return whether it is new. Raises OutputError if it is there with another content."""
         if self.create(name, data):
             return True
         there = self.read(name)
@@ -181,7 +187,10 @@ class ObjectStore(Store):
         return True
 
     def update(self, name: str, before: bytes, data: Content, check: Callable[[], None]) -> None:
-        """Where the object has changed since `before` was read, raises OutputError, unless it has this content."""
+        """See `Store.update`. Raises OutputError if the object has changed since `before` was read.
+
+        An object that has the new content already is accepted.
+        """
         check()
 
         def read() -> tuple[bytes, UpdateVersion]:
@@ -197,11 +206,11 @@ class ObjectStore(Store):
             except PreconditionError:
                 there = self.read(name)
         if there != data:
-            check()  # says so if another job has taken the folder
+            check()  # the better message if another job has taken the folder
             raise OutputError(f"{self.root / name} was changed while this job finished. Continue with --resume")
 
     def _put(self, name: str, data: Content, version: UpdateVersion) -> None:
-        """Replace an object of this version. Raises PreconditionError where it is another now."""
+        """Replace an object of this version. Raises PreconditionError if the object has another version now."""
         self._request(lambda: self._client.put(self._key(name), data, mode=version), name, "written")
 
     def read(self, name: str) -> bytes:
@@ -223,7 +232,7 @@ class ObjectStore(Store):
         return {name: size for folder in folders for name, size in self._list(folder)}.get
 
     def _list(self, folder: str) -> list[tuple[str, int]]:
-        """The name and size of every object in a folder and below it."""
+        """Return the name and the size of every object in a folder and below it."""
         prefix = self._key(folder)
         objects = self._request(lambda: self._client.list(prefix, chunk_size=1000).collect(), folder, "listed")
         start = len(self.root.key) + 1 if self.root.key else 0
@@ -245,7 +254,7 @@ class ObjectStore(Store):
         return sorted(name for name, _ in self._list(folder) if not any(p.startswith(".") for p in name.split("/")))
 
     def make(self, folders: tuple[str, ...]) -> None:
-        """There are no folders: a name that has a "/" in it needs none."""
+        """Do nothing. An object store has no folders, and a name with a "/" needs none."""
 
     def remove(self, name: str) -> None:
         self.remove_all([name, *(below for below, _ in self._list(name))])
@@ -258,7 +267,7 @@ class ObjectStore(Store):
         def delete(batch: list[str]) -> None:
             try:
                 self._request(lambda: self._client.delete(batch), names_of[batch[0]], "removed")
-            except FileNotFoundError:  # a store may say so of one that is gone, before it has removed the others
+            except FileNotFoundError:  # a store may report one object that is gone before it has removed the others
                 if len(batch) > 1:
                     for key in batch:
                         delete([key])
@@ -267,20 +276,19 @@ class ObjectStore(Store):
             list(pool.map(delete, batches))
 
     def remove_attempts(self, folders: tuple[str, ...]) -> None:
-        """A write that is stopped leaves nothing; but for a probe, which may be that of a job that is beginning."""
+        """Do nothing. A stopped write leaves nothing but a probe, and a probe may belong to a job that is beginning."""
 
     def is_attempt(self, name: str) -> bool:
         return name.startswith(".probe-")
 
     def remove_empty_folders(self, folder: str) -> None:
-        """There are none."""
+        """Do nothing. An object store has no empty folders."""
 
 
 def place_of(output: str | os.PathLike[str], endpoint: str | None = None) -> Location:
-    """The place that a path or URL names. endpoint: as of `bucket_client`.
+    """Return the place that a path or URL names. endpoint: see `bucket_client`.
 
-    Raises UsageError for the URL of anything but an object store, of which only a local folder with such a name could
-    be made.
+    Raises UsageError for a URL that is not of an object store, since it could only become a local folder of that name.
     """
     given = os.fspath(output)
     url = as_url(given)
@@ -299,5 +307,5 @@ def place_of(output: str | os.PathLike[str], endpoint: str | None = None) -> Loc
 
 
 def open_store(place: Location) -> Store:
-    """The store at a place."""
+    """Return the store at a place."""
     return ObjectStore(place) if isinstance(place, BucketPath) else LocalStore(place)

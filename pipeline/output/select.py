@@ -1,5 +1,6 @@
-"""Choosing rows of a finished job by their scores: the labels are there, so no model runs. What is chosen is a folder
-like any other, which can be verified and from which rows can be chosen again; or one file.
+"""Chooses rows of a finished job by their scores. The labels are there, so no model runs.
+
+The result is a folder like any other, which can be verified and from which rows can be chosen again; or it is one file.
 """
 
 from __future__ import annotations
@@ -50,24 +51,24 @@ from .where import Where, written
 
 ROWS = ("file", "row")
 _ROWS_AT_ONCE = 1 << 22
-"""So many are held in memory, or those of two chunks."""
+"""The number of rows to hold in memory. A single chunk may have more."""
 
-_NAN = float("nan")  # the group of all, which are equal to nothing but this very object
+_NAN = float("nan")  # the group of all NaNs: a NaN equals nothing, but a dict finds this very object
 _Result = TypeVar("_Result")
 
 
 @dataclass(frozen=True)
 class OneFile:
-    """A file for all rows, on a disk or in a bucket: those of a job, or those that are chosen.
+    """A single file for all rows of a job, or for all chosen rows, on a disk or in a bucket.
 
     Attributes
     ----------
     store : Store
-        The folder that it is in.
+        The folder that the file is in.
     name : str
-        Its name there.
+        The name of the file in the folder.
     format : str
-        That of parts: its ending.
+        The format of the file, which is also its ending.
 
     """
 
@@ -77,7 +78,7 @@ class OneFile:
 
     @classmethod
     def of(cls, output: str | os.PathLike[str], endpoint: str | None) -> OneFile | None:
-        """The file that a path or URL names; None for a folder."""
+        """Return the file that a path or URL names; None for a folder."""
         place = place_of(output, endpoint)
         name, kind = str(place).rpartition("/")[2], str(place).rpartition(".")[2]
         if kind not in FORMATS or (isinstance(place, Path) and place.is_dir()):
@@ -87,16 +88,16 @@ class OneFile:
 
     @property
     def place(self) -> Location:
-        """Where it is to be."""
+        """The path or URL of the file."""
         return self.store.root / self.name
 
     @property
     def folder(self) -> Location:
-        """Where the labels of a job are until the file is made."""
+        """The folder that holds the labels of a job until the file is made."""
         return self.store.root / f".{self.name}.job"
 
     def refuse(self, overwrite: bool, read: Callable[[], Iterable[str]]) -> None:
-        """Raise UsageError where it cannot be written, or must not be replaced. read: as of `refuse_outputs`."""
+        """Raise UsageError if the file cannot be written or must not be replaced. read: see `refuse_outputs`."""
         if isinstance(self.place, Path):
             refuse_outputs({"--output": self.place}, overwrite, read)
             return
@@ -105,7 +106,7 @@ class OneFile:
             raise UsageError(f"--output {self.place} is there already: give another name, or --overwrite")
 
     def write(self, rows: pa.Table) -> None:
-        """Write all rows at once: nobody sees a part of it."""
+        """Write all rows at once, so that nobody sees an incomplete file."""
         data = PART_FORMATS[self.format].write(rows)
         if isinstance(self.place, Path):
             write_file(self.place, data)
@@ -119,17 +120,18 @@ class OneFile:
 
 @dataclass(frozen=True)
 class Selected:
-    """What `select` has chosen.
+    """The result of `select`.
 
     Attributes
     ----------
     rows : int
-        Rows of the job from which it was chosen.
+        The number of rows of the job.
     chosen : int
-        Rows that were written.
+        The number of rows that were chosen and written.
     cuts : dict
-        By group, in alphabetical order: how many rows it has (`rows`), how many of them are chosen (`chosen`), and the
-        lowest score among these (`score`). One group, called "", without `per`; empty without `top` and `count`.
+        For each group, in alphabetical order: how many rows it has (`rows`), how many of them are chosen (`chosen`),
+        and the lowest score among these (`score`). Without `per` there is one group, called "". Without `top` and
+        `count` the dict is empty.
 
     """
 
@@ -158,46 +160,49 @@ def select(
     part_rows: int | None = None,
     overwrite: bool = False,
 ) -> Selected:
-    """Choose rows of a finished job by their scores, without a model: the best share, or those above a threshold. Or
-    all of them, to have them in one file, or with the columns of the input.
+    """Choose rows of a finished job by their scores, without a model.
+
+    You can choose the best share or number of rows, or the rows above a threshold. You can also choose all rows, to
+    write them to one file or to add the columns of the input.
 
     Parameters
     ----------
     labels : str or path
         The output folder of a finished job, or its URL.
     output : str or path
-        Where the chosen rows go: a folder of the same form, which `verify` checks and another `select` reads; or one
-        file, if it ends in .parquet, .jsonl or .csv, which all of them must fit into memory for.
+        A folder for the chosen rows, which `verify` checks and another `select` reads. If the name ends in .parquet,
+        .jsonl or .csv, it is one file, and all chosen rows must fit into memory.
     top : str or float, optional
-        The share of rows with the highest scores, such as ``"10%"`` or 0.1, rounded up to whole rows. Of rows with the
-        same score, those that come first in the input are chosen.
+        The share of rows with the highest scores, such as ``"10%"`` or 0.1, rounded up to whole rows. If several rows
+        have the same score, the first in the input are chosen.
     count : int, optional
-        The same as a number of rows.
+        The number of rows with the highest scores, instead of a share.
     score : str, optional
         A comparison that the score must satisfy, such as ``">= 0.8"``.
     where : str, optional
-        An expression as `classify` takes it, over the columns of the labels. Rows for which it is not true are neither
-        chosen nor counted by `top`.
+        An expression over the columns of the labels, see `classify`. Rows for which it is not true are neither chosen
+        nor counted by `top`.
     by : str, optional
-        The column of scores. Default: ``score``, that of each row's label; ``score_NAME`` is that of one class, where
-        the job wrote those (``scores=True``).
+        The column of scores. Default: ``score``, the score of each row's label. ``score_NAME`` is the score of one
+        class, if the job wrote the score of every class (``scores=True``).
     per : str, optional
-        A column: `top` and `count` are taken of the rows with each of its values apart. ``file`` is one.
+        A column, such as ``file``. `top` and `count` apply separately to the rows with each of its values.
     keep : sequence of str, optional
-        The columns to write; in a folder after ``file`` and ``row``. Default: all.
+        The columns to write. In a folder they follow ``file`` and ``row``. Default: all.
     keep_all : bool
-        Write every column of the input files too, the text among them. They are read again.
+        Also write every column of the input files, including the text. The input files are read again.
     root, endpoint : optional
-        Of the input files, as `verify` takes them.
+        The root and the endpoint of the input files, see `verify`.
     format : str, optional
-        Of the parts, as `classify` takes it. Default: as those of the job.
+        The format of the parts, see `classify`. Default: the format of the job's parts.
     partition_by : str or sequence of str, optional
-        Columns, ``file`` too, each of whose values has a folder, as `classify` has it. Default: as those of the job.
+        Columns, which may include ``file``. Each of their values has a folder, see `classify`. Default: the columns of
+        the job.
     part_rows : int, optional
-        Join small parts, so that each has about so many rows. Default: each part has the rows that are chosen of one of
-        the job's.
+        Join small parts, so that each has about this number of rows. Default: each part has the rows that are chosen
+        from one part of the job.
     overwrite : bool
-        As of `classify`. A choice that is interrupted is made again with it; one that fails leaves nothing behind.
+        See `classify`. Use it to repeat a selection that was interrupted. A selection that fails leaves nothing behind.
 
     Returns
     -------
@@ -207,11 +212,11 @@ def select(
     Raises
     ------
     UsageError
-        For an option that does not fit the columns of the job, or an output that is there already.
+        If an option does not fit the columns of the job, or the output exists already.
     OutputError
-        For a job that is not finished or is damaged, or an output that cannot be written.
+        If the job is not finished or is damaged, or the output cannot be written.
     SourceError
-        With `keep_all`, for an input file that has changed or cannot be read.
+        With `keep_all`, if an input file has changed or cannot be read.
 
     Examples
     --------
@@ -220,6 +225,7 @@ def select(
     10
 
     """
+    # Check the options against the job and the output.
     one_file = OneFile.of(output, endpoint)
     if one_file and (partition_by or part_rows or format not in (None, one_file.format)):
         flag = "--partition-by" if partition_by else "--part-rows" if part_rows else "--format"
@@ -238,11 +244,15 @@ def select(
         refuse_outputs({}, overwrite, reads, str(place.path))
     source = input_again(job.plan, job.settings, root, endpoint) if keep_all else None
     schema = _schema(job, source, keep, whole=one_file is None)
+
+    # Write the rows to one file.
     if one_file:
         with choice.made([*schema.names, *ROWS], source) as (cuts, chosen):
             rows = pa.concat_tables([schema.empty_table(), *(rows.select(schema.names) for _, rows in chosen)])
         one_file.write(rows)
         return Selected(job.totals.rows_written, len(rows), cuts)
+
+    # Or write them to a folder, as the output of a job of its own.
     about = Chosen(
         rows=hashlib.sha256(job.folder.store.read(MANIFEST)).hexdigest(),
         by=None if choice.amount.is_all else choice.by,
@@ -263,7 +273,7 @@ def select(
 
 
 def _and(by: str | None, score: str | None, where: str | None) -> Where | None:
-    """Both conditions as one. Raises UsageError where one is none."""
+    """Return both conditions as one; None if neither is given. Raises UsageError for an invalid condition."""
     if score is not None and score.strip(" 0123456789.") == "":
         raise UsageError(f"--score {score!r} is no comparison: '>= {score.strip()}' chooses scores from there on")
     tests = [] if score is None else [Where(f"{written(by or Names().score)} {score}")]
@@ -272,7 +282,7 @@ def _and(by: str | None, score: str | None, where: str | None) -> Where | None:
 
 
 class Labels:
-    """A finished job, whose rows are read again."""
+    """The rows of a finished job, which it reads again."""
 
     def __init__(self, folder: OutputFolder) -> None:
         self.folder = folder
@@ -280,22 +290,25 @@ class Labels:
         self.settings = self.manifest.fingerprint.settings
         self.schema: pa.Schema = folder.schema(self.manifest)
         self.plan = folder.checked_plan(self.manifest)
-        # Those of an update that has ended since the manifest was read are not of this job.
+        # Leave out the entries of an update that has ended since the manifest was read.
         every = folder.entries(self.manifest.fingerprint.id, groups_of(self.plan))
         self.closed = every.closed
         entries = sorted(every.chunks.values(), key=lambda entry: [*map(int, entry.chunk.split("-")[1:])])
         starts = accumulate((entry.rows_written for entry in entries), initial=0)
         self.chunks = list(zip(starts, entries, strict=False))
-        """In input order, each with the number of its first written row."""
+        """The chunks in input order, each as a pair of the number of its first written row and its entry."""
 
     @property
     def at_once(self) -> int:
-        """How many chunks may be held in memory at the same time: fewer of those that were joined."""
+        """How many chunks may be held in memory at the same time. Large chunks, such as joined ones, allow fewer."""
         largest = max((entry.rows_written for _, entry in self.chunks), default=0)
         return max(1, min(2 * available_cores(), _ROWS_AT_ONCE // max(1, largest)))
 
     def rows(self, entry: Entry, columns: Iterable[str]) -> pa.Table:
-        """Some columns, with those that say which row it is where several parts are put together by them."""
+        """Return some columns of a chunk's rows. Raises OutputError.
+
+        If the chunk has several parts, `file` and `row` are read too, because they give the order of the rows.
+        """
         several = sum(not file.name.startswith(QUARANTINE) for file in entry.files) > 1
         names = {*columns, *(ROWS if several else ())}
         chosen = pa.schema([field for field in self.schema if field.name in names])
@@ -305,7 +318,7 @@ class Labels:
         return rows
 
     def quarantined(self, entry: Entry) -> pa.Table:
-        """The rows of a chunk that have no label, with the reasons."""
+        """Return the quarantined rows of a chunk, with the reasons."""
         store = self.folder.store
         for file in entry.files:
             if file.name.startswith(QUARANTINE):
@@ -315,20 +328,20 @@ class Labels:
 
 @dataclass(frozen=True)
 class _Choice:
-    """Which rows of a job are chosen.
+    """The conditions by which rows of a job are chosen.
 
     Attributes
     ----------
     job : Labels
         The job.
     amount : Amount
-        How many rows of each group.
+        How many rows of each group to choose.
     where : Where or None
-        Which rows may be chosen; None for all.
+        The condition that a row must satisfy; None if every row may be chosen.
     by : str
         The column of scores.
     per : str or None
-        The column by which rows are grouped; None where all are one group.
+        The column that groups the rows; None if all rows are one group.
 
     """
 
@@ -339,7 +352,7 @@ class _Choice:
     per: str | None
 
     def check(self) -> None:
-        """Raise UsageError for what does not fit the columns of the job."""
+        """Raise UsageError if the conditions do not fit the columns of the job."""
         schema, path = self.job.schema, self.job.folder.path
         if not {N_CHARS.name, *(names.label for names in self.job.settings.labelled)} <= {*schema.names}:
             raise UsageError(f"columns were left out of {path}: choose from the labels that it comes from")
@@ -353,7 +366,10 @@ class _Choice:
 
     @contextmanager
     def made(self, columns: Iterable[str], source: Plan | None) -> Iterator[tuple[dict[Any, Cut], Iterator[SomeRows]]]:
-        """The cuts; and each chunk's entry with its chosen rows, with these columns and those of `source`."""
+        """Give the cuts, and an iterator over each chunk's entry and its chosen rows.
+
+        The rows have these columns and those of `source`.
+        """
         if self.amount.is_all:
             yield {}, self._chosen(columns, source, lambda first, end: None)
             return
@@ -364,7 +380,10 @@ class _Choice:
             yield cuts, self._chosen(columns, source, best.between)
 
     def _ranked(self, groups: dict[Any, int]) -> Iterator[pa.Table]:
-        """What is ranked of each chunk. groups: gets the number of each."""
+        """Yield the rows of each chunk that may be chosen, as a table of place, score and the number of the group.
+
+        groups: a dict that this method fills with the number of each group.
+        """
         calls = (partial(self._scores, *numbered) for numbered in self.job.chunks)
         for rows in side_by_side(calls, self.job.at_once):
             coded = rows.column("part").combine_chunks().dictionary_encode("encode")
@@ -373,7 +392,10 @@ class _Choice:
             yield rows.set_column(2, "part", pa.array(numbers[coded.indices]))
 
     def _scores(self, first: int, entry: Entry) -> pa.Table:
-        """The rows of a chunk that may be chosen, with their group."""
+        """Return the rows of a chunk that may be chosen, as a table of place, score and group.
+
+        first: the place of the first row of the chunk.
+        """
         rows = self.job.rows(entry, {self.by, self.per or self.by, *(self.where.columns if self.where else ())})
         group = plain(rows.column(self.per)) if self.per else pa.chunked_array([pa.repeat("", len(rows))])
         columns = [np.arange(first, first + len(rows)), rows.column(self.by), group]
@@ -384,7 +406,11 @@ class _Choice:
     def _chosen(
         self, columns: Iterable[str], source: Plan | None, places: Callable[[int, int], NDArray[np.int64] | None]
     ) -> Iterator[SomeRows]:
-        """places: of the chosen rows among those from one to another; None where `where` alone decides."""
+        """Yield the entry of each chunk and its chosen rows.
+
+        places: returns the places of the chosen rows among the rows from a first to an end, counted from the first;
+        None if `where` alone decides.
+        """
 
         def choose(entry: Entry, places: NDArray[np.int64] | None) -> SomeRows:
             where = self.where if places is None else None
@@ -399,8 +425,9 @@ class _Choice:
 
 
 def check_columns(schema: pa.Schema, path: object, by: str | None, per: Iterable[str]) -> None:
-    """Raise UsageError unless rows have the scores `by`, where it is given, and can be grouped by the columns `per`.
-    path: of the rows.
+    """Raise UsageError unless rows have the column of scores `by`, if given, and can be grouped by the columns `per`.
+
+    path: the path of the rows, for messages.
     """
     scores = [field.name for field in schema if field.type == pa.float32()]
     if by is not None and by not in scores:
@@ -418,18 +445,18 @@ def check_columns(schema: pa.Schema, path: object, by: str | None, per: Iterable
 
 
 def plain(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """The values of a column that may be a dictionary."""
+    """Return a column without its dictionary, if it has one."""
     return column.cast(column.type.value_type) if pa.types.is_dictionary(column.type) else column
 
 
 def side_by_side(calls: Iterable[Callable[[], _Result]], at_once: int) -> Iterator[_Result]:
-    """The results in order. at_once: how many are held in memory."""
+    """Run calls in threads and yield their results in order. at_once: how many results are held in memory."""
     with threads(available_cores()) as pool:
         yield from in_order(pool, calls, lambda: at_once)
 
 
 def _schema(job: Labels, source: Plan | None, columns: Sequence[str] | None, whole: bool) -> pa.Schema:
-    """Of what is written. whole: `file` and `row` are always there. Raises UsageError."""
+    """Return the schema of the rows to write. whole: whether it always has `file` and `row`. Raises UsageError."""
     fields = list(source.selection.row_schema if source else ())
     fields += [field for field in job.schema if field.name not in {own.name for own in fields}]
     if columns is None:
@@ -445,20 +472,20 @@ def _schema(job: Labels, source: Plan | None, columns: Sequence[str] | None, who
 def _fingerprint(
     job: Labels, about: Chosen, schema: pa.Schema, format_: str | None, by: str | Iterable[str] | None
 ) -> Fingerprint:
-    """The fingerprint of the output. Raises UsageError for a format, or folders, that the columns do not fit.
+    """Return the fingerprint of the output. Raises UsageError if the columns do not fit the format or the folders.
 
     Parameters
     ----------
     job : Labels
         The job from which rows are chosen.
     about : Chosen
-        How they are chosen.
+        The conditions by which rows are chosen.
     schema : pyarrow.Schema
         The columns that are written.
     format_ : str or None
-        The format of the parts; None for that of the job.
+        The format of the parts; None for the format of the job's parts.
     by : str, iterable of str or None
-        The columns whose values have folders; None for those of the job.
+        The columns whose values have folders; None for the columns of the job.
 
     """
     kind = format_ or job.settings.names.format
@@ -468,7 +495,7 @@ def _fingerprint(
     if settings.format not in FORMATS:
         raise UsageError(f"--format is {format_!r}, it must be one of {', '.join(FORMATS)}")
     check_writable(schema, settings.names, ())
-    # With updates, the files of all of them.
+    # The files of the job and of all its updates.
     listing = job.manifest.fingerprint.input if job.plan is None else listing_digest(job.plan.files)
     return msgspec.structs.replace(job.manifest.fingerprint, input=listing, settings=settings, writer=WRITER)
 
@@ -481,23 +508,24 @@ def _write(
     fingerprint: Fingerprint,
     overwrite: bool,
 ) -> Totals:
-    """Write the chosen rows as the output of a job of its own, whose chunks are those of the labels. After an error
-    nothing is left.
+    """Write the chosen rows as the output of a job of its own, which has the chunks of the labels. Return its totals.
+
+    After an error nothing is left.
 
     Parameters
     ----------
     job : Labels
         The job from which rows are chosen.
     chosen : iterable of tuple
-        Each chunk's entry, and its chosen rows.
+        The entry of each chunk, and its chosen rows.
     schema : pyarrow.Schema
         The columns that are written.
     place : OutputFolder
-        The output.
+        The output folder.
     fingerprint : Fingerprint
-        What decides its content.
+        The fingerprint of the output.
     overwrite : bool
-        As of `classify`.
+        See `classify`.
 
     """
     plan = None if job.plan is None else msgspec.json.encode(job.plan) + b"\n"
@@ -508,6 +536,7 @@ def _write(
         about = _entry(entry, rows, job.settings.labelled, id_)
         return commit_chunk(store, rows.select(schema.names), job.quarantined(entry), about, names)
 
+    # Commit the chosen rows of each chunk, close the groups, and finish.
     begin(place, fingerprint, schema, plan, False, overwrite)
     try:
         sums, counted = Sums(job.plan), {}
@@ -521,6 +550,7 @@ def _write(
         finish(place, sums.totals, schema, id_, counted, 0, 0)
         return sums.totals
     except BaseException as error:
+        # Remove the output, unless another job has taken the folder.
         with suppress(BroadsheetError):
             for name in (SUCCESS, *EVERY_FOLDER, PLAN, MANIFEST, CLAIM):
                 check()
@@ -531,7 +561,7 @@ def _write(
 
 
 def _entry(labelled: Entry, rows: pa.Table, models: Sequence[Names], job: str) -> Entry:
-    """The entry of a chunk's chosen rows. labelled: that of the rows they are from."""
+    """Return the entry of a chunk's chosen rows. labelled: the entry of all rows of the chunk."""
     return Entry.of(
         map(partial(_judged, rows=rows), models, labelled.judged),
         rows.column(N_CHARS.name).to_numpy(),
@@ -547,5 +577,5 @@ def _entry(labelled: Entry, rows: pa.Table, models: Sequence[Names], job: str) -
 
 def _judged(names: Names, labelled: Judged, rows: pa.Table) -> Judged:
     judged = judged_by(names, rows)
-    # Those of a model of numbers are not counted.
+    # The scores of a model that gives numbers are not counted.
     return msgspec.structs.replace(judged, scores=UNSET) if labelled.scores is UNSET else judged
