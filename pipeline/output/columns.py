@@ -1,4 +1,4 @@
-"""A job's rows as a table: the columns that are copied, what each model says, and which rows are written."""
+"""Makes the table of a job's rows from the copied columns and the predictions, and chooses the rows to write."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
     import pandas as pd
 
 REASON = pa.field("reason", pa.string())
-"""The last column of results in memory: why a row has no label."""
+"""The last column of results in memory, which says why a row has no label."""
 
 
 def output_schema(selection: Selection, models: Sequence[ModelColumns]) -> pa.Schema:
-    """The columns of a part. Raises UsageError where a kept column has the name of another."""
+    """Return the schema of a part. Raises UsageError if a kept column has the name of another column."""
     rows, truth = selection.row_schema, bool(selection.truth or selection.answers)
     computed = computed_columns(models, truth)
     for name in rows.names[2:]:
@@ -40,7 +40,10 @@ def output_schema(selection: Selection, models: Sequence[ModelColumns]) -> pa.Sc
 
 
 def computed_columns(models: Sequence[ModelColumns], truth: bool) -> pa.Schema:
-    """Those that a job adds to `file`, `row` and the kept columns. Raises UsageError where two have one name."""
+    """Return the columns that a job adds to `file`, `row` and the kept columns.
+
+    Raises UsageError if two of them have the same name.
+    """
     fields: list[pa.Field] = []
     for model in models:
         fields += model.first
@@ -64,11 +67,12 @@ class Columns:
     written : pyarrow.Schema
         The columns of the parts.
     computed : pyarrow.Schema
-        The same; where `where` names the score of a class that is not written, also the score of every class.
+        The columns to compute: those of the parts, and the score of every class if `where` names the score of a class
+        that is not written.
     models : tuple of ModelColumns
-        Those of `computed` that each model fills.
+        The columns of `computed` that each model fills.
     where : Where or None
-        Which rows are written; None for all.
+        The condition for writing a row; None if all rows are written.
 
     """
 
@@ -79,11 +83,11 @@ class Columns:
 
     @property
     def scoring(self) -> tuple[Scoring, ...]:
-        """What is asked of each model."""
+        """What each model has to compute."""
         return tuple(columns.scoring for columns in self.models)
 
     def table(self, chunk: Chunk, predictions: Sequence[Predictions]) -> pa.Table:
-        """The labelled rows of a chunk: the columns of `chunk.rows`, then of its predictions by each model."""
+        """Return the labelled rows of a chunk: the columns of `chunk.rows`, then those of each model's predictions."""
         arrays = {N_CHARS.name: pa.array(predictions[0].n_chars)}
         for model, predicted in zip(self.models, predictions, strict=True):
             arrays |= model.columns(predicted)
@@ -94,19 +98,21 @@ class Columns:
         return pa.table([*chunk.rows.columns, *(arrays[name] for name in computed)], self.computed)
 
     def chosen(self, table: pa.Table) -> NDArray[np.bool_]:
-        """Which of the labelled rows are written, [N]."""
+        """Return which of the labelled rows are written, [N]."""
         return np.ones(len(table), np.bool_) if self.where is None else self.where.mask(table)
 
     def of_written(self, table: pa.Table, chosen: NDArray[np.bool_]) -> pa.Table:
-        """The written columns of these rows."""
+        """Return the chosen rows with the columns that are written."""
         table = table.select(self.written.names)
         return table if chosen.all() else table.filter(pa.array(chosen))
 
 
 def columns_of(selection: Selection, models: Sequence[ModelColumns], expression: str | None) -> Columns:
-    """The columns of a job with these options. models: what each fills. expression: of `where`.
+    """Return the columns of a job with these options.
 
-    Raises UsageError for a kept column with the name of another, and an expression that does not fit the columns.
+    models: the columns that each model fills. expression: the expression of `where`; None to write all rows.
+
+    Raises UsageError if a kept column has the name of another column, or if the expression does not fit the columns.
     """
     every = tuple(models)
     written = output_schema(selection, every)
@@ -129,11 +135,11 @@ class ChunkRows:
     Attributes
     ----------
     table : pyarrow.Table
-        All of them.
+        All rows of the chunk.
     quarantine : pyarrow.Table
-        Those in quarantine.
+        The rows in quarantine.
     index : pandas.Index or None
-        Of a Dask DataFrame's partition.
+        The index of a Dask DataFrame's partition; None for other rows.
     texts : bytes
         The digest of the texts; empty for a chunk that was set aside.
 
@@ -146,7 +152,7 @@ class ChunkRows:
 
 
 def every_row(labelled: pa.Table, chunk: Chunk) -> pa.Table:
-    """The labelled and the quarantined rows of a chunk in input order, with the column `reason`."""
+    """Return the labelled and the quarantined rows of a chunk in input order, with the column `reason`."""
     labelled = labelled.append_column(REASON, pa.nulls(len(labelled), REASON.type))
     if not len(chunk.quarantine):
         return labelled
@@ -159,7 +165,7 @@ def every_row(labelled: pa.Table, chunk: Chunk) -> pa.Table:
 
 
 def rows_set_aside(schema: pa.Schema, sources: Sequence[RowRange], reason: str) -> pa.Table:
-    """The rows of a chunk that was set aside, none of them labelled. schema: of results in memory."""
+    """Return the rows of a chunk that was set aside, none of which has a label. schema: that of results in memory."""
     table = schema.empty_table()
     for file, first, count in sources:
         known = pa.table({"file": [file] * count, "row": range(first, first + count), "reason": [reason] * count})

@@ -1,4 +1,4 @@
-"""The end of a job: what was committed is checked, what belongs to nothing removed, and the totals written."""
+"""Finishes a job: checks all that was committed, removes files that belong to nothing, and writes the totals."""
 
 from __future__ import annotations
 
@@ -21,26 +21,26 @@ from .sidecars import write_sidecars
 from .store import check_claim
 
 Digests = Mapping[str, bytes]
-"""Of the entries that a run has counted, by their chunks."""
+"""The digests of the entries that a run has counted, by the names of their chunks."""
 
 
 def finish(
     folder: OutputFolder, totals: Totals, schema: pa.Schema, job: str, counted: Digests, update: int, updates: int
 ) -> None:
-    """Check all that was committed, and write the totals into the manifest, then _SUCCESS.
+    """Check all that was committed, write the totals into the manifest, and then write _SUCCESS.
 
-    Whatever belongs to none of the counted entries, such as files of a job that was overwritten, and temporary files
-    are removed; those of earlier updates are not looked at. Raises OutputError where another job took the folder, or
-    where not all is there as it was committed.
+    Temporary files and files that belong to no counted entry, such as those of a job that was overwritten, are removed.
+    The files of earlier updates are neither checked nor removed. Raises OutputError if another job has taken the
+    folder, or if a committed file is missing or has changed.
 
     Parameters
     ----------
     folder : OutputFolder
         The folder of the job.
     totals : Totals
-        The totals of all that is labelled.
+        The totals over all labelled rows.
     schema : pyarrow.Schema
-        Of the job's parts.
+        The schema of the job's parts.
     job : str
         The id of the job.
     counted : mapping of str to bytes
@@ -51,6 +51,7 @@ def finish(
         How many updates the job had when this run began.
 
     """
+    # Return early if another run has finished the job or the update.
     check = partial(check_claim, folder.store, job)
     check()
     before = folder.store.read(MANIFEST)
@@ -64,6 +65,8 @@ def finish(
         return
     if update and manifest.totals is None:
         raise OutputError(f"{folder.path} is not finished: continue with --resume")
+
+    # Remove entries of other jobs and temporary files, and check what is left.
     plan = folder.plan_of(manifest, update) if update else folder.checked_plan(manifest)
     groups = groups_of(plan)
     others = {group for number in range(update) for group in groups_of(folder.plan_of(manifest, number))}
@@ -75,10 +78,14 @@ def finish(
     numbers = range(1 if withdrawn else update or 1, 1 + (update or len(manifest.updates)))
     sums = {number: Sums(folder.plan_of(manifest, number)) for number in numbers}
     parts = _check_committed(folder, manifest, plan, counted, list(sums.values()))
+
+    # If ranges were withdrawn, count all other entries again.
     if withdrawn:
         for entry, _ in folder.each_entry(job, others - withdrawn, lambda _: None):
             for of_update in sums.values():
                 of_update.add(entry)
+
+    # Remove files without an entry, and write the sidecars and the totals.
     _remove_others(folder, OF_CHUNKS, lambda name: name in parts or layout.group_in(name, job) in others, job)
     folder.store.remove_empty_folders(manifest.fingerprint.settings.names.folder)
     write_sidecars(folder.store, manifest, schema, groups)
@@ -90,9 +97,9 @@ def finish(
 
 
 def seal(folder: OutputFolder, manifest: Manifest) -> None:
-    """Write _SUCCESS, where a job or its last update was killed between its totals and that.
+    """Write _SUCCESS for a job, or a last update, that was killed after it wrote its totals.
 
-    Raises OutputError where not all is there as it was committed.
+    Raises OutputError if a committed file is missing or has changed.
     """
     job, totals = manifest.fingerprint.id, manifest.totals
     check = partial(check_claim, folder.store, job)
@@ -107,8 +114,9 @@ def seal(folder: OutputFolder, manifest: Manifest) -> None:
 
 
 def _updates(folder: OutputFolder, manifest: Manifest, sums: Mapping[int, Sums]) -> tuple[Update, ...]:
-    """Those of the manifest, from the first that is counted on counted anew, and the one that ends. sums: of those that
-    are counted, by number. Raises OutputError.
+    """Return the updates for the manifest: those before the first counted one as they are, then the counted ones.
+
+    sums: the sums of each counted update, by its number. The last may be the update that ends. Raises OutputError.
     """
     plans = {number: folder.store.read(layout.update_plan(number, manifest.fingerprint.id)) for number in sums}
     counted = (Update(plan=hashlib.sha256(plans[number]).hexdigest(), totals=sums[number].totals) for number in sums)
@@ -118,38 +126,37 @@ def _updates(folder: OutputFolder, manifest: Manifest, sums: Mapping[int, Sums])
 def _remove_others(folder: OutputFolder, places: tuple[str, ...], is_ours: Callable[[str], bool], job: str) -> None:
     for name in (name for place in places for name in folder.store.files(place)):
         if not is_ours(name):
-            folder.check_claim(job)  # it might be that of a job that has taken the folder just now
+            folder.check_claim(job)  # the file may belong to a job that has just taken the folder
             folder.store.remove(name)
 
 
 def _check_committed(
     folder: OutputFolder, manifest: Manifest, plan: SavedPlan | None, counted: Digests, sums: Sequence[Sums]
 ) -> set[str]:
-    """The names of the chunks' files. Their entries must be those that were counted, with their files as they were
-    written.
+    """Check the committed chunks, and return the names of their files.
 
-    Otherwise raises OutputError, and the entries of the chunks that are not so are removed, so that a resumed job
-    computes these again.
+    The entries must be those that were counted, and their files must be as they were written. Otherwise this function
+    removes the entries of the wrong chunks, so that a resumed job computes these again, and raises OutputError.
 
     Parameters
     ----------
     folder : OutputFolder
         The folder of the job.
     manifest : Manifest
-        Its manifest.
+        The manifest of the job.
     plan : SavedPlan or None
-        Its plan; None for rows in memory.
+        The plan of the job; None for rows in memory.
     counted : mapping of str to bytes
-        As of `finish`.
+        See `finish`.
     sums : sequence of Sums
-        Every entry is added to each of them.
+        Sums that this function adds every entry to.
 
     """
     job = manifest.fingerprint.id
     chunks: dict[str, Sources] = {}
     closed: dict[int, ClosingEntry] = {}
     parts: set[str] = set()
-    paths: dict[str, str] = {}  # each once, as there may be millions of chunks
+    paths: dict[str, str] = {}  # holds each path once, as there may be millions of chunks
     changed, damaged = [], []
 
     def damage(entry: Entry) -> Gap | None:
@@ -160,6 +167,7 @@ def _check_committed(
             return Gap(error.message, entry.chunk)
         return None
 
+    # Read the entries and their files.
     for entry, gap in folder.each_entry(job, groups_of(plan), damage):
         for totals in sums:
             totals.add(entry)
@@ -171,6 +179,8 @@ def _check_committed(
         damaged += [gap] if gap else []
         if counted.get(entry.chunk, entry.digest) != entry.digest:
             changed.append(Gap(f"{folder.path / entry.file_name} was changed while the job ran", entry.chunk))
+
+    # Find what is wrong, remove it, and report the first problem.
     lost = [Gap(f"{folder.path / layout.entry_file(n, job)} was removed while the job ran", n) for n in counted]
     wrong = [*changed, *(gap for gap in lost if gap.chunk not in chunks), *gaps(chunks, closed, plan), *damaged]
     for chunk in {gap.chunk for gap in wrong if gap.chunk}:

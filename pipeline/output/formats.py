@@ -1,8 +1,9 @@
-"""The files of a chunk's rows: their formats, a folder for each label where that is asked for, and the rows again.
+"""Writes the rows of a chunk to files in several formats and reads them back.
 
-Text files hold numbers, booleans, strings, and lists and structs of these. What else a column holds is text there, as
-Arrow writes it ("2024-05-01 12:00:00"); bytes are base64, a duration is an integer. A float32 becomes the float64 with
-the fewest digits that reads back as the same float32: 0.9, not 0.8999999761581421.
+The files may lie in folders named after the values of columns. Text files hold numbers, booleans, strings, and lists
+and structs of these. Values of other types become text, as Arrow writes it ("2024-05-01 12:00:00"); bytes become base64
+and a duration an integer. A float32 becomes the float64 with the fewest digits that reads back as the same float32: 0.9
+instead of 0.8999999761581421.
 """
 
 from __future__ import annotations
@@ -29,50 +30,56 @@ from .layout import NULL_FOLDER, PartNames, folder_values, value_folder
 from .model_columns import N_CHARS, TRUTH, Names, names_in
 
 _MOST_FOLDERS = 1000
-"""Of one chunk: each is a file, that is flushed to the disk."""
+"""The limit of folders for one chunk, because each has a file that is flushed to the disk."""
 
 _TAKEN_FROM_FOLDER = ("parquet",)
-"""Formats whose readers take the value from the folder's name; some of them refuse to have it in the file as well. Of
-the readers of other formats only DuckDB knows such folders.
+"""Formats whose readers take the value from the folder's name.
+
+Some of these readers refuse a file that holds the column as well. Among the readers of other formats, only DuckDB knows
+such folders.
 """
 
 _LONGEST_NAME, _SHOWN = 255, 60
-"""Bytes of a file name on every common file system, and characters of a longer one in a message."""
+"""The limit of a file name on common file systems, in bytes, and how many characters of a value a message shows."""
 
 _REPEATING = ("file", TRUTH.name)
-"""Columns of texts of which there are few."""
+"""Columns of texts with few different values."""
 
 _DAY = "1970-01-01 "
 
 
 class PartFormat(Protocol):
-    """Rows as the bytes of a file, and back. The same rows are always the same bytes."""
+    """Turns rows into the bytes of a file, and back. The same rows always give the same bytes."""
 
     def write(self, table: pa.Table) -> memoryview:
-        """The file, in Arrow's memory: to copy it would take the GIL. Raises UnwritableType for a column of a type that
-        it cannot hold.
+        """Return the file, in Arrow's memory, because copying it would take the GIL.
+
+        Raises UnwritableType if the format cannot hold the type of a column.
         """
 
     def read(self, data: bytes, schema: pa.Schema, chosen: pa.Schema) -> pa.Table:
-        """Some columns of the rows. schema: of the table that was written. Raises ValueError, KeyError, TypeError,
-        OSError, RecursionError or pyarrow.ArrowException where `data` is something else.
+        """Return the chosen columns of the rows of a file.
+
+        schema: the schema of the table that was written. Raises ValueError, KeyError, TypeError, OSError,
+        RecursionError or pyarrow.ArrowException if `data` is not such a file.
         """
 
     def join(self, files: Sequence[bytes], schema: pa.Schema) -> Content:
-        """The rows of several files, one after the other, as one. schema: of the table that each was. Raises as `read`
-        does.
+        """Return one file with the rows of several files, one after the other.
+
+        schema: the schema of each file's table. Raises the same errors as `read`.
         """
 
 
 class UnwritableType(TypeError):
-    """A type that a format cannot hold."""
+    """Raised for a type that a format cannot hold."""
 
     def __init__(self, kind: pa.DataType) -> None:
         super().__init__(f"cannot hold {kind}")
 
 
 class _Parquet(PartFormat):
-    """Parquet files, with dictionaries and delta encoding: a third of the size that the defaults give."""
+    """Parquet files, whose dictionaries and delta encoding make them a third of the size that the defaults give."""
 
     def write(self, table: pa.Table) -> memoryview:
         repeating, counts = [*_REPEATING], ["row", N_CHARS.name]
@@ -82,13 +89,14 @@ class _Parquet(PartFormat):
             counts.append(names.unknown_chars)
         sink = pa.BufferOutputStream()
         encoding = dict.fromkeys(counts, "DELTA_BINARY_PACKED")
-        table = table.combine_chunks()  # Parquet ends a page where a piece ends, and rows may be read in other pieces
+        # Parquet ends a page where a piece ends. Rows may be read in other pieces, and the bytes must be the same.
+        table = table.combine_chunks()
         try:
             pq.write_table(table, sink, compression="zstd", use_dictionary=repeating, column_encoding=encoding)
         except pa.ArrowNotImplementedError as error:
-            if not len(table):  # `check_writable` asks whether there can be such a column at all
+            if not len(table):  # `check_writable` asks whether the format can hold such a column at all
                 raise
-            # Such as fixed-size lists that are null, before PyArrow 26.
+            # For example, fixed-size lists that are null, before PyArrow 26.
             raise OutputError(
                 f"PyArrow {pa.__version__} cannot write a kept column to Parquet ({error}): update it, give --format "
                 "jsonl, or do not keep the column"
@@ -97,7 +105,7 @@ class _Parquet(PartFormat):
 
     def read(self, data: bytes, schema: pa.Schema, chosen: pa.Schema) -> pa.Table:
         coded = [name for name in _REPEATING if name in schema.names and schema.field(name).type == pa.string()]
-        file = pq.ParquetFile(pa.BufferReader(data), read_dictionary=coded)  # a text is copied where it is cast
+        file = pq.ParquetFile(pa.BufferReader(data), read_dictionary=coded)  # a cast of a text would copy it
         if not file.schema_arrow.equals(_stored(schema, *coded)):
             raise ValueError(f"its columns are {_described(file.schema_arrow)}, those of the job {_described(schema)}")
         return file.read(chosen.names, use_threads=False).select(chosen.names).cast(chosen)
@@ -108,7 +116,7 @@ class _Parquet(PartFormat):
 
 
 class _JsonLines(PartFormat):
-    """An object for each row, with every column. A NaN or an infinity is null, as JSON has neither."""
+    """JSON lines: an object for each row, with every column. A NaN or an infinity is null, as JSON has neither."""
 
     def write(self, table: pa.Table) -> memoryview:
         columns = {name: to_plain(table.column(name).combine_chunks()) for name in table.column_names}
@@ -126,8 +134,10 @@ class _JsonLines(PartFormat):
 
 
 class _Csv(PartFormat):
-    """CSV after RFC 4180, with a header: text is quoted, a null is an empty field without quotes, and a list or struct
-    is its JSON text. A list whose field names a separator is a text with that between the values.
+    """CSV after RFC 4180, with a header.
+
+    Text is quoted, a null is an empty field without quotes, and a list or a struct is its JSON text. If the metadata of
+    a list's field name a separator, the list is a text with the separator between the values.
     """
 
     def write(self, table: pa.Table) -> memoryview:
@@ -166,12 +176,13 @@ class _Csv(PartFormat):
 
 
 PART_FORMATS: dict[str, PartFormat] = {"parquet": _Parquet(), "jsonl": _JsonLines(), "csv": _Csv()}
-"""By the name that the user gives."""
+"""The formats, by the name that the user gives."""
 
 
 def check_writable(schema: pa.Schema, names: PartNames, classes: Iterable[str]) -> None:
-    """Raise UsageError for a column that the format cannot hold or that can have no folders, or a class that cannot
-    name one. classes: of the labels.
+    """Raise UsageError for a column that the format or the folders cannot hold, or a class that cannot name a folder.
+
+    classes: the classes of the labels.
     """
     for field in schema:
         try:
@@ -193,7 +204,7 @@ def check_writable(schema: pa.Schema, names: PartNames, classes: Iterable[str]) 
 
 
 def with_folders(chunk: Chunk, names: PartNames) -> Chunk:
-    """The chunk with those rows in quarantine whose value in a column, of `names.by`, cannot name a folder."""
+    """Return the chunk after moving to quarantine every row with a value, in `names.by`, that cannot name a folder."""
     for column in names.by:
         if column in chunk.rows.column_names:
             texts = chunk.rows.column(column).cast(pa.string())
@@ -217,8 +228,9 @@ def _check_folder(column: str, value: str | None) -> None:
 
 
 def part_files(table: pa.Table, names: PartNames, chunk: str, job: str) -> list[tuple[str, int, memoryview]]:
-    """The name, number of rows and bytes of each part of a chunk. Raises UsageError for values that cannot name
-    folders, or more of them than there may be.
+    """Return the name, the number of rows and the bytes of each part of a chunk.
+
+    Raises UsageError if a value cannot name a folder, or if there are more values than the limit of folders.
     """
     write, texts = PART_FORMATS[names.format].write, [table.column(name).cast(pa.string()) for name in names.by]
     rest = table.drop_columns([*names.by]) if names.format in _TAKEN_FROM_FOLDER else table
@@ -240,16 +252,16 @@ def part_files(table: pa.Table, names: PartNames, chunk: str, job: str) -> list[
 
 
 def joined_parts(files: Sequence[bytes], name: str, schema: pa.Schema) -> Content:
-    """Parts of the same folder as one. Raises OutputError where one is another kind of file.
+    """Join parts of the same folder into one. Raises OutputError if one of them is not such a part.
 
     Parameters
     ----------
     files : sequence of bytes
         The parts, in the order of their rows.
     name : str
-        What the part is called that they become.
+        The name of the joined part.
     schema : pyarrow.Schema
-        Of the job's parts.
+        The schema of the job's parts.
 
     """
     format_, values = PartNames.like(name).format, folder_values(name)
@@ -260,32 +272,32 @@ def joined_parts(files: Sequence[bytes], name: str, schema: pa.Schema) -> Conten
 
 
 def _in_files(schema: pa.Schema, format_: str, values: Container[str]) -> pa.Schema:
-    """The columns that are in the files of a format. values: the columns in whose folders these are."""
+    """Return the columns that the files of a format hold. values: the columns whose folders the files are in."""
     if format_ not in _TAKEN_FROM_FOLDER:
         return schema
     return pa.schema([field for field in schema if field.name not in values])
 
 
 def _has(texts: pa.ChunkedArray, value: str | None) -> pa.ChunkedArray:
-    """Which rows have this value, or none."""
+    """Return which rows have this value; for None, which rows have a null."""
     return texts.is_null() if value is None else pc.fill_null(pc.equal(texts, value), False)
 
 
 def read_part(data: bytes, name: str, path: object, schema: pa.Schema, chosen: pa.Schema | None = None) -> pa.Table:
-    """The rows of a part, or some columns of it. Raises OutputError for another kind of file.
+    """Return the rows of a part, or some columns of them. Raises OutputError if it is not a part of the job.
 
     Parameters
     ----------
     data : bytes
         The part.
     name : str
-        Its name within the output folder, which may hold values of columns.
+        The name of the part within the output folder. Its folders may hold values of columns.
     path : object
-        Its path, for messages.
+        The path of the part, for messages.
     schema : pyarrow.Schema
-        Of the job's parts.
+        The schema of the job's parts.
     chosen : pyarrow.Schema or None
-        The columns to read, in which a column of texts may be a dictionary; None for all.
+        The columns to read; None for all. A column of texts may have the type of a dictionary here.
 
     """
     format_, values = PartNames.like(name).format, folder_values(name)
@@ -309,7 +321,10 @@ def read_part(data: bytes, name: str, path: object, schema: pa.Schema, chosen: p
 
 @cache
 def _stored(schema: pa.Schema, *coded: str) -> pa.Schema:
-    """As a file has it: a time in seconds becomes one in milliseconds, for example. coded: read as dictionaries."""
+    """Return the schema as a Parquet file has it, in which a time in seconds becomes milliseconds, for example.
+
+    coded: the columns that are read as dictionaries.
+    """
     empty = PART_FORMATS["parquet"].write(schema.empty_table())
     return pq.ParquetFile(pa.BufferReader(empty), read_dictionary=coded).schema_arrow
 
@@ -319,13 +334,13 @@ def _described(schema: pa.Schema) -> str:
 
 
 def _separator(field: pa.Field) -> str | None:
-    """What is between the values of a list; None for JSON text."""
+    """Return the separator of the values of a list; None if the list is JSON text."""
     separator = (field.metadata or {}).get(b"separator")
     return None if separator is None else separator.decode()
 
 
 def _flat(column: pa.Array, separator: str | None) -> pa.Array:
-    """Lists and structs as JSON text, or joined by a separator."""
+    """Return lists and structs as JSON text, or lists joined by a separator; return other columns as they are."""
     if not pa.types.is_nested(column.type):
         return column
     if separator is not None:
@@ -343,7 +358,10 @@ def _nested(column: pa.Array, kind: pa.DataType, separator: str | None) -> pa.Ar
 
 
 def writable_type(kind: pa.DataType) -> pa.DataType:
-    """The type of `to_plain` of such a column. Raises UnwritableType for maps, unions and other rare types."""
+    """Return the type that `to_plain` gives a column of type `kind`.
+
+    Raises UnwritableType for maps, unions and other rare types.
+    """
     types = pa.types
     if types.is_dictionary(kind):
         return writable_type(kind.value_type)
@@ -368,7 +386,7 @@ def writable_type(kind: pa.DataType) -> pa.DataType:
 
 
 def to_plain(column: pa.Array) -> pa.Array:
-    """Raises UnwritableType."""
+    """Return a column in a type that text files hold. Raises UnwritableType."""
     kind, types = column.type, pa.types
     target = writable_type(kind)
     if types.is_dictionary(kind):
@@ -388,7 +406,10 @@ def to_plain(column: pa.Array) -> pa.Array:
 
 
 def from_plain(column: pa.Array, kind: pa.DataType) -> pa.Array:
-    """The column of type `kind` again. Raises ValueError or pyarrow.ArrowException for other values."""
+    """Return the column of type `kind` that `to_plain` has converted.
+
+    Raises ValueError or pyarrow.ArrowException if a value is not of this type.
+    """
     types = pa.types
     if types.is_dictionary(kind):
         return from_plain(column, kind.value_type).cast(kind)
@@ -416,19 +437,20 @@ def from_plain(column: pa.Array, kind: pa.DataType) -> pa.Array:
 def _shortest(column: pa.Array) -> pa.Array:
     short = column.cast(pa.string()).cast(pa.float64())
     back = short.to_numpy(zero_copy_only=False).astype(column.type.to_pandas_dtype())
-    same = back == column.to_numpy(zero_copy_only=False)  # it is rounded twice; a NaN is as it was in either
+    # The values were rounded twice, so some may differ. A NaN is never equal, but both branches give a NaN.
+    same = back == column.to_numpy(zero_copy_only=False)
     return pc.if_else(pa.array(same), short, column.cast(pa.float64()))
 
 
 def _list(column: pa.Array, values: pa.Array) -> pa.Array:
-    """The lists of `column` with other values."""
+    """Return the lists of `column` with other values."""
     lengths = pc.fill_null(pc.list_value_length(column), 0).to_numpy()
     offsets = pa.array(np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32))
     return pa.ListArray.from_arrays(offsets, values, mask=column.is_null())
 
 
 def _struct(column: pa.Array, children: list[pa.Array], kind: pa.DataType) -> pa.Array:
-    """The structs of `column` with other children."""
+    """Return the structs of `column` with other children."""
     return pa.StructArray.from_arrays(children, fields=list(kind), mask=column.is_null())
 
 

@@ -1,6 +1,6 @@
-"""Columns as JSON text, which Arrow computes without the GIL.
+"""Writes columns as JSON text with Arrow, which does not hold the GIL.
 
-A loop over the rows held it for 1.6 microseconds a row: longer than a GPU takes to label one.
+A loop over the rows held the GIL for 1.6 microseconds per row, which is longer than a GPU takes to label a row.
 """
 
 from __future__ import annotations
@@ -14,32 +14,35 @@ import pyarrow.compute as pc
 
 _NOTHING = pa.scalar("", pa.large_string())
 _ESCAPED = r'["\\\x00-\x1f]'
-"""What a JSON string has as an escape."""
+"""Characters that a JSON string escapes."""
 
 _SHORT = 1e-5, 1e10
-"""From the first to before the second, Arrow writes a number that is no integer as `msgspec` does."""
+"""The range, without its end, in which Arrow writes a number that is no integer as `msgspec` does."""
 
 
 def lines_of(columns: Mapping[str, pa.Array]) -> pa.Buffer:
-    """A line for each of N rows: an object with every column. columns: by name, [N], of types as of `json_texts`."""
+    """Return a line for each of N rows: an object with every column.
+
+    columns: each column by its name, [N], of the types that `json_texts` accepts.
+    """
     texts = _joined(_object_of(columns), pa.scalar("\n", pa.large_string()))
     _, _, data = texts.buffers()
     return pa.py_buffer(b"") if data is None else data.slice(0, pc.sum(pc.binary_length(texts)).as_py() or 0)
 
 
 def json_texts(column: pa.Array) -> pa.LargeStringArray:
-    """The values of a column as JSON, byte for byte as `msgspec` encodes them; none of them is null.
+    """Return the values of a column as JSON, byte for byte as `msgspec` encodes them.
 
     Parameters
     ----------
     column : pyarrow.Array
         [N], of booleans, integers, float64 or strings, or of lists or structs of these. A NaN or an infinity becomes
-        null.
+        the text ``null``.
 
     Returns
     -------
     pyarrow.LargeStringArray
-        [N].
+        [N]. No value is null: a null becomes the text ``null``.
 
     """
     kind, types = column.type, pa.types
@@ -62,7 +65,7 @@ def json_texts(column: pa.Array) -> pa.LargeStringArray:
 
 
 def _object_of(columns: Mapping[str, pa.Array]) -> list[pa.Scalar | pa.Array]:
-    """The pieces of an object."""
+    """Return the pieces of an object, which `_joined` joins."""
     pieces: list[pa.Scalar | pa.Array] = []
     for name, column in columns.items():
         before = "," if pieces else "{"
@@ -85,13 +88,13 @@ def _lists(column: pa.ListArray) -> pa.LargeStringArray:
 def _floats(column: pa.DoubleArray) -> pa.LargeStringArray:
     values = pc.fill_null(column, 0.5).to_numpy()
     sizes = np.abs(values)
-    with np.errstate(invalid="ignore"):  # of some NaNs
+    with np.errstate(invalid="ignore"):  # some NaNs give a warning
         is_short = (sizes >= _SHORT[0]) & (sizes < _SHORT[1]) & (values != np.floor(values))
     return _encoded_where(pa.array(~is_short), column, column.cast(pa.large_string()))
 
 
 def _encoded_where(which: pa.BooleanArray, column: pa.Array, texts: pa.LargeStringArray) -> pa.LargeStringArray:
-    """The texts, with values of the column encoded by `msgspec` where `which`, [N], is true."""
+    """Return the texts, but the value as `msgspec` encodes it wherever `which`, [N], is true."""
     which = pc.fill_null(which, False)
     encode = msgspec.json.Encoder().encode
     encoded = [encode(value).decode() for value in column.filter(which).to_pylist()]

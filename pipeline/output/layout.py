@@ -1,7 +1,8 @@
-"""The names of folders and files in an output folder.
+"""Names the folders and files of an output folder.
 
-Everything but the parts begins with an underscore, and nothing else ends in `.parquet`: the folder itself is a dataset
-for pandas, Polars, DuckDB and Dask. Names of a chunk's files end with the id of the job, so two jobs never share one.
+Every name but those of the parts begins with an underscore, and only parts end in `.parquet`. So the folder itself is a
+dataset for pandas, Polars, DuckDB and Dask. The names of a chunk's files end with the id of the job, so two jobs never
+share a file.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ FORMATS = ("parquet", "jsonl", "csv")
 QUARANTINE, RUNS = "_quarantine", "_runs"
 FOLDERS = (PARTS, QUARANTINE, ENTRIES, RUNS)
 HIDDEN_PARTS, SIDECARS = "_parts", "_sidecars"
-"""Of a job with a file for each input file: the parts from which these are made, and the record of them."""
+"""The folders of a job that writes sidecars: the parts that the sidecars are made from, and the records of sidecars."""
 
 WITH_SIDECARS = (HIDDEN_PARTS, SIDECARS, QUARANTINE, ENTRIES, RUNS)
 OF_CHUNKS = (PARTS, HIDDEN_PARTS, QUARANTINE)
@@ -35,21 +36,21 @@ VERSION: Final = 4
 """The version of this layout and of every file in it but the parts."""
 
 WITHDRAWING: Final = 5
-"""The version of the plan of an update that withdraws ranges, which builds that know none must not take for another."""
+"""The version of the plan of an update that withdraws ranges, so that a build that cannot do this refuses the plan."""
 
 COMPACTING: Final = 6
-"""The version of the plan of a compaction, which earlier builds would continue by labelling its files again."""
+"""The version of the plan of a compaction. Earlier builds would continue it by labelling its files again."""
 
 _CLOSING, _UPDATE = "group-", "_plan-"
 
 PART_ENCODING = 4
-"""The version of the encoding of parts: another encoding gives other bytes for the same rows."""
+"""The version of the encoding of parts. Another encoding gives other bytes for the same rows."""
 
 NULL_FOLDER = "__HIVE_DEFAULT_PARTITION__"
-"""In place of a value, in the name of the folder of rows without one: readers of Hive folders take it for a null."""
+"""The value in the name of a folder whose rows have a null. Readers of Hive folders read it as a null."""
 
 Values = tuple[str | None, ...]
-"""Of the columns by which rows are in folders, as text."""
+"""The values, as text, of the columns that divide rows into folders."""
 
 CHUNK_PATTERN = r"^part-\d{6,}-\d{7,}$"
 JOB_PATTERN = r"^[0-9a-f]{16}$"
@@ -58,15 +59,15 @@ FILE_PATTERN = r"^(_?parts|parts(/[^/=]+=[^/]*)+|_quarantine)/part-\d{6,}-\d{7,}
 
 @dataclass(frozen=True)
 class PartNames:
-    """How the parts of a job are called.
+    """The names of a job's parts.
 
     Attributes
     ----------
     format : str
         The format of the parts, one of FORMATS.
     by : tuple of str
-        The columns each of whose values has a folder, as Hive names them, that of a later column in that of an earlier
-        one; none where all rows of a chunk are in one part.
+        The columns whose values have folders, with names as in Hive. The folders of a later column are inside those of
+        an earlier one. If it is empty, all rows of a chunk are in one part.
     folder : str
         The folder that the parts are in.
 
@@ -78,18 +79,19 @@ class PartNames:
 
     @classmethod
     def like(cls, name: str) -> PartNames:
-        """Of the job that has such a part."""
+        """Return the names of the job that has a part of this name."""
         hidden = name.startswith(f"{HIDDEN_PARTS}/")
         return cls(name.rpartition(".")[2], (*folder_values(name),), HIDDEN_PARTS if hidden else PARTS)
 
     @property
     def folders(self) -> tuple[str, ...]:
-        """Of such a job."""
+        """The folders in the output folder of a job with such parts."""
         return FOLDERS if self.folder == PARTS else WITH_SIDECARS
 
     def files(self, chunk: str, job: str, values: Iterable[Values]) -> list[tuple[str, Values]]:
-        """The parts of a chunk whose rows have these values in the columns `by`: the name of each, and the values of
-        all its rows; without such columns one name.
+        """Return the name of each part of a chunk, and the values of its rows in the columns `by`.
+
+        values: the values that the rows of the chunk have in these columns. Without such columns there is one part.
         """
         name = f"{_stem(chunk, job)}.{self.format}"
         if not self.by:
@@ -100,12 +102,18 @@ class PartNames:
 
 
 def value_folder(column: str, value: str | None) -> str:
-    """Percent-encoded, as Arrow, Hive and Spark write it and every reader decodes it."""
+    """Return the name of the folder of a value, percent-encoded as Arrow, Hive and Spark write it.
+
+    Every reader decodes this form. value: None for a null.
+    """
     return f"{quote(column, safe='')}={NULL_FOLDER if value is None else quote(value, safe='')}"
 
 
 def folder_values(name: str) -> dict[str, str | None]:
-    """The columns in folders of whose values a part is, and these values; None of rows without one."""
+    """Return the columns and values that the folders of a part name. A value is None for a null.
+
+    name: the name of the part.
+    """
     pairs = (folder.partition("=")[::2] for folder in name.split("/")[1:-1])
     return {unquote(column): None if value == NULL_FOLDER else unquote(value) for column, value in pairs}
 
@@ -127,7 +135,7 @@ def sidecars_file(group: int, job: str) -> str:
 
 
 def update_plan(number: int, job: str) -> str:
-    """The plan of an update of a job. number: from 1."""
+    """Return the name of the plan of an update. number: the number of the update, from 1."""
     return f"{_UPDATE}{number}-{job[:8]}.json"
 
 
@@ -136,23 +144,23 @@ def is_update_plan(name: str) -> bool:
 
 
 def group_of(name: str) -> int:
-    """The group that a file of a chunk or of a group is of, by its name; -1 for any other file."""
+    """Return the number of the group that a file belongs to, by the file's name; -1 if it belongs to no group."""
     match = re.match(r"(?:part|group)-(\d{6,})-", name.rpartition("/")[2])
     return int(match[1]) if match else -1
 
 
 def group_in(name: str, job: str) -> int:
-    """The same of a file of this job; -1 for any other file."""
+    """Return the number of the group that a file of this job belongs to, by the file's name; -1 for any other file."""
     return group_of(name) if of_job(name, job) else -1
 
 
 def is_closing(name: str) -> bool:
-    """Whether an entry closes a group, by its name."""
+    """Return whether an entry is a closing entry, by its name."""
     return name.startswith(f"{ENTRIES}/{_CLOSING}")
 
 
 def of_job(name: str, job: str) -> bool:
-    """Whether a chunk's file is of this job, by its name."""
+    """Return whether a chunk's file belongs to this job, by its name."""
     return name.rpartition("/")[2].partition(".")[0].endswith(f"-{job[:8]}")
 
 

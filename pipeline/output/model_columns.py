@@ -1,6 +1,6 @@
-"""How a model's labels become columns: the one place that names them, types them, and fills and counts them.
+"""Turns a model's labels into columns. Only this module names, types, fills and counts them.
 
-Formats, results in memory, `verify` and the report know the columns of a model by what is said here.
+Formats, results in memory, `verify` and the report find the columns of a model by these definitions.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ from ..source.rows.label_columns import SEPARATOR
 from ..source.rows.labels import NO_TRUTH
 
 TRUTH = pa.field("truth", pa.string())
-"""The true class of a row, where the input has one."""
+"""The true class of a row, if the input has one."""
 
 N_CHARS = pa.field("n_chars", pa.int64())
-"""Characters of the whole text: one column, however many models read it."""
+"""The number of characters in the whole text. There is one such column, however many models read the text."""
 
 JOINED = {b"separator": SEPARATOR.encode()}
-"""Metadata of a column of lists that a CSV file has as texts, with this between the values."""
+"""The metadata of a column of lists that a CSV file has as texts, with this separator between the values."""
 
 
 @dataclass(frozen=True)
 class Names:
-    """The names of a model's columns. prefix: of each of them. multi_label: whether a row has a list of labels."""
+    """The names of a model's columns. prefix: the start of each name. multi_label: whether a row has several labels."""
 
     prefix: str = ""
     multi_label: bool = False
@@ -75,7 +75,7 @@ class Names:
 
 
 def names_in(columns: Collection[str]) -> list[Names]:
-    """Of the models whose columns are among these."""
+    """Return the names of each model whose columns are among these."""
     models = []
     for column in columns:
         prefix = column.removesuffix("unknown_chars")
@@ -93,21 +93,22 @@ class ModelColumns:
     classes : tuple of str
         The classes of the model.
     top_k : int
-        How many of the best labels, and their scores, have columns of their own, where above 1.
+        How many of the best labels and their scores are written. If it is 1, there are no columns for them.
     scores : bool
         Whether the score of every class has a column.
     names : Names
         The names of the columns.
     truths : tuple of str
-        The classes that a truth may name, where these are not the model's: of several models, those of all.
+        The classes that a truth may name, which are the classes of all models of the job; empty if they are the
+        classes of this model.
     abstain : float or None
-        A row whose score is below it has no label.
+        A row with a lower score has no label.
     thresholds : tuple of float or None
-        The least score of each class, of a model that gives several labels.
+        The least score for each class of a model that gives several labels; None for other models.
     windows : Windows or None
-        How long texts are labelled; None where only their beginning is.
+        How long texts are labelled; None if only their beginning is read.
     counts_scores : bool
-        Whether rows are counted by score, which is then from 0 to 1.
+        Whether rows are counted by score. Such a score is from 0 to 1.
 
     """
 
@@ -123,14 +124,12 @@ class ModelColumns:
 
     @property
     def scoring(self) -> Scoring:
-        """What these columns need of the model."""
+        """What the model has to compute for these columns."""
         return Scoring(self.top_k, self.scores or self.thresholds is not None, self.windows)
 
     @cached_property
     def first(self) -> tuple[pa.Field, ...]:
-        """The columns that come first: the label, and how sure of it the model is; or the labels, best first, and their
-        scores.
-        """
+        """The columns that come first: the label and its score, or the labels, best first, and their scores."""
         if self.thresholds is not None:
             kinds = ((self.names.label, pa.string()), (self.names.score, pa.float32()))
             labels, scores = (pa.field(name, pa.list_(kind), metadata=JOINED) for name, kind in kinds)
@@ -139,7 +138,7 @@ class ModelColumns:
 
     @cached_property
     def more(self) -> tuple[pa.Field, ...]:
-        """Further columns about the classes, where they are asked for."""
+        """The further columns about classes that the options ask for."""
         fields = [pa.field(self.names.score_of(name), pa.float32()) for name in self.classes if self.scores]
         if self.top_k > 1:
             fields.append(pa.field(self.names.top_labels, pa.list_(pa.string())))
@@ -148,12 +147,12 @@ class ModelColumns:
 
     @cached_property
     def of_text(self) -> tuple[pa.Field, ...]:
-        """Columns about the text as this model reads it."""
+        """The columns about the text as this model reads it."""
         windows = [pa.field(self.names.n_windows, pa.int64())] if self.windows else []
         return pa.field(self.names.truncated, pa.bool_()), pa.field(self.names.unknown_chars, pa.int64()), *windows
 
     def columns(self, predictions: Predictions) -> dict[str, pa.Array]:
-        """The columns of N rows, by name."""
+        """Return the columns of N rows, by name."""
         known, names = pa.array(self.classes, pa.string()), self.names
         count, k = predictions.labels.shape
         arrays = {
@@ -195,22 +194,22 @@ class ModelColumns:
         return predictions.all_scores
 
     def _given(self, predictions: Predictions) -> NDArray[np.bool_]:
-        """Which labels each row is given by a model that gives several, [N, classes]."""
+        """Return which labels a model that gives several labels gives each row, [N, classes]."""
         return assigned(self._scores(predictions), self.thresholds or ())
 
     def best(self, predictions: Predictions) -> NDArray[np.int32]:
-        """The class that each row is given, [N]; NO_LABEL where its score is too low."""
+        """Return the class of each row, [N]; NO_LABEL if its score is too low."""
         best: NDArray[np.int32] = predictions.labels[:, 0]
         return best if self.abstain is None else np.where(predictions.scores[:, 0] < self.abstain, NO_LABEL, best)
 
     def unlabelled(self, predictions: Predictions) -> int:
-        """Rows that are given no label."""
+        """Return the number of rows without a label."""
         if self.thresholds is not None:
             return int((~self._given(predictions).any(axis=1)).sum())
         return 0 if self.abstain is None else int((self.best(predictions) == NO_LABEL).sum())
 
     def counts(self, predictions: Predictions) -> dict[str, tuple[int, ...]]:
-        """Rows by label and score, as `count_scores` has them. A row without a label is not among them."""
+        """Count the rows by label and score, see `count_scores`. Rows without a label are left out."""
         if self.thresholds is not None:
             given = self._given(predictions)
             return count_scores(self.classes, np.nonzero(given)[1], self._scores(predictions)[given])
@@ -219,16 +218,17 @@ class ModelColumns:
         return count_scores(self.classes, best[labelled], predictions.scores[labelled, 0])
 
     def pairs(self, predictions: Predictions, truth: NDArray[np.int32]) -> list[tuple[int, int, int]]:
-        """Rows by true class and label, as `count_pairs` has them.
+        """Count the rows by true class and label, see `count_pairs`.
 
-        truth: [N], one of `truths`, or NO_TRUTH. A class that the model does not have counts as no truth.
+        truth: [N], the number of a class in `truths`, or NO_TRUTH. A class that the model does not have counts as no
+        truth.
         """
         return count_pairs(self._own(truth), self.best(predictions))
 
     def right(self, predictions: Predictions, truth: NDArray[np.int32]) -> dict[str, tuple[int, ...]]:
-        """Rows by whether their label is their truth ("right", "wrong"), and by bin of `counts.SCORES`.
+        """Count the rows whose label is their truth ("right") and the others ("wrong"), by bin of `counts.SCORES`.
 
-        A row without a label or without a truth is not among them. truth: as for `pairs`.
+        Rows without a label or without a truth are left out. truth: see `pairs`.
         """
         truth, best = self._own(truth), self.best(predictions)
         judged = (truth != NO_TRUTH) & (best != NO_LABEL)
@@ -238,10 +238,10 @@ class ModelColumns:
     def learned(self, predictions: Predictions, truth: NDArray[np.int32], found: LookedUp) -> tuple[int, int, int]:
         """Count rows that have a truth and a label, for `LearnedFrom`.
 
-        The counts are: rows of which it is known whether the model has learned from them, rows that it has learned
-        from, and rows that are labelled right among the others.
+        Return three numbers: the rows that can be checked for whether the model has learned from them, the rows that it
+        has learned from, and the rows with a right label among the others.
 
-        truth: as for `pairs`. found: of the rows, [N].
+        truth: see `pairs`. found: the result of the check for each row, [N].
         """
         truth, best = self._own(truth), self.best(predictions)
         judged = (truth != NO_TRUTH) & (best != NO_LABEL)
@@ -249,27 +249,27 @@ class ModelColumns:
         return int(found.checked.sum()), int(found.learned.sum()), int((right & found.is_other).sum())
 
     def _own(self, truth: NDArray[np.int32]) -> NDArray[np.int32]:
-        """Numbers of `truths` as those of the model's classes."""
+        """Return the numbers of classes in `truths` as numbers of the model's classes."""
         if not self.truths or self.truths == self.classes:
             return truth
         own = {name: i for i, name in enumerate(self.classes)}
         of_truth = np.array([*(own.get(name, NO_TRUTH) for name in self.truths), NO_TRUTH], np.int32)
-        return of_truth[truth]  # NO_TRUTH is -1: the last
+        return of_truth[truth]  # NO_TRUTH is -1 and finds the last element
 
 
 def columns_of_models(
     models: Models, top_k: int, scores: bool, abstain: float | None, windows: Windows | None
 ) -> tuple[ModelColumns, ...]:
-    """The columns that each model fills.
+    """Return the columns that each model fills.
 
-    Raises UsageError for the best of several labels, or `abstain`, of a model that gives numbers.
+    Raises UsageError if `top_k` or `abstain` is given for a model that gives numbers.
 
     Parameters
     ----------
     models : Models
         The models.
     top_k, scores, abstain, windows
-        As of `ModelColumns`.
+        See `ModelColumns`.
 
     """
     number = next((model for model in models.every if model.levels is not None), None)
@@ -292,7 +292,7 @@ def columns_of_models(
 
 
 def refuse_unfit(models: Models, judged: bool, by: Sequence[str], abstain: float | None, format_: str) -> None:
-    """Raise UsageError for what a model that gives several labels cannot do.
+    """Raise UsageError for options that do not go with a model that gives several labels.
 
     Parameters
     ----------
@@ -303,7 +303,7 @@ def refuse_unfit(models: Models, judged: bool, by: Sequence[str], abstain: float
     by : sequence of str
         The columns whose values have folders.
     abstain : float or None
-        A row whose score is below it has no label.
+        A row with a lower score has no label.
     format_ : str
         The format of the parts.
 

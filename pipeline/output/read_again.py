@@ -1,4 +1,4 @@
-"""The input files of a finished job, read again: as they were then, or not at all; and with all of their columns."""
+"""Reads the input files of a finished job again, with all of their columns. A file that has changed is an error."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ from .record import Entry, SavedPlan, Settings
 from .saved_plan import listed, parts_of_saved
 
 MOST_ROWS = 1 << 44
-"""Of a file."""
+"""The limit of rows in one file."""
 
 SomeRows: TypeAlias = tuple[Entry, pa.Table]
-"""Of a chunk: its entry, and those rows."""
+"""The entry of a chunk, and some of the rows of the chunk."""
 
 
 def unchanged_input(
     plan: SavedPlan, settings: Settings, root: str | os.PathLike[str] | None, endpoint: str | None
 ) -> list[InputFile]:
-    """The files of a plan as they are found now. Raises SourceError where one has changed since."""
+    """Return the files of a plan as they are found now. Raises SourceError if a file is missing or has changed."""
     names, whole = [file.path for file in plan.files], settings.hash == "full"
     files = find_again(names, root, whole, endpoint, settings.input_format or None)
     if files.problems:
@@ -55,7 +55,7 @@ def unchanged_input(
 
 
 def selection_of(plan: SavedPlan, settings: Settings) -> Selection:
-    """As the job's options had it."""
+    """Return the selection that the options of a job gave."""
     return Selection(
         settings.text_columns,
         plan.selection.kept,
@@ -74,8 +74,9 @@ def selection_of(plan: SavedPlan, settings: Settings) -> Selection:
 def input_again(
     plan: SavedPlan | None, settings: Settings, root: str | os.PathLike[str] | None, endpoint: str | None
 ) -> Plan:
-    """The plan of a job over its files, which keeps all of their columns. Raises SourceError where a file has changed,
-    UsageError where there is none.
+    """Return the plan of a job over its files, but with all of their columns.
+
+    Raises SourceError if a file has changed, and UsageError if there are no files with columns to read again.
     """
     if plan is None:
         raise UsageError("the rows of this job were in memory: there is no input to read again")
@@ -89,14 +90,19 @@ def input_again(
 
 
 def with_input(chosen: Iterable[SomeRows], plan: Plan) -> Iterator[SomeRows]:
-    """The same with the columns of the input, read beside them. Raises SourceError where a row is not there."""
-    whole = {part.number: replace(part, part=0, parts=1) for part in plan.ranges}  # a file of several ranges once
+    """Yield the chosen rows with the columns of the input, which is read in step with them.
+
+    Raises SourceError if a row is no longer in the input.
+    """
+    whole = {part.number: replace(part, part=0, parts=1) for part in plan.ranges}  # reads a file of several ranges once
     schema, part = plan.selection.row_schema, None
     for entry, rows in chosen:
+        # Start to read the files of the chunk, unless they are being read already.
         following = whole[group_of(entry.chunk)]
         if part is None or part.files is not following.files:
             part, here, there = following, schema.empty_table(), np.empty(0, np.int64)
             chunks = _chunks(part, plan)
+        # Take the wanted rows from the rows read last (`here`, numbered by `there`), and read on until all are found.
         pieces, wanted = [here.slice(0, 0)], order_of(rows, [file.path for file in part.files])
         while len(wanted):
             count = np.searchsorted(wanted, there[-1], "right") if len(there) else 0
@@ -110,6 +116,7 @@ def with_input(chosen: Iterable[SomeRows], plan: Plan) -> Iterator[SomeRows]:
             wanted = wanted[count:]
             if more is not here:
                 here, there = more, order_of(more, [file.path for file in part.files])
+        # Add the columns of the job.
         added = pa.concat_tables(pieces)
         for name in rows.column_names:
             if name not in added.column_names:
@@ -125,6 +132,6 @@ def _chunks(part: Range, plan: Plan) -> Iterator[pa.Table]:
 
 
 def order_of(rows: pa.Table, paths: Sequence[str]) -> NDArray[np.int64]:
-    """A number of each row, by which the rows of these files are in order."""
+    """Return a number for each row, [N], that orders the rows by file, as in `paths`, and row."""
     files = pc.index_in(rows.column("file"), pa.array(paths, pa.string()))
     return np.asarray(files.to_numpy() * np.int64(MOST_ROWS) + rows.column("row").to_numpy())

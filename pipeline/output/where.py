@@ -1,4 +1,4 @@
-"""Which rows are written: the expression of `where` over the columns of the output.
+"""Decides which rows are written, by the expression of `where` over the columns of the output.
 
 condition  = both { "or" both }
 both       = negation { "and" negation }
@@ -8,13 +8,13 @@ test       = value [ comparison value { comparison value }
                | "is" [ "not" ] "null" ]
 comparison = "==" | "!=" | "<" | "<=" | ">" | ">="
 value      = column | literal
-column     = a word, in which may be . - and /, or anything between backticks, in which two backticks stand for one
+column     = a word, which may contain . - and /, or anything between backticks, where two backticks stand for one
 literal    = a number, "text", 'text', true or false; in text, a backslash before a quote or a backslash
 
-Each rule is a method, which returns an expression of Arrow. Python's parser would not do: a column between backticks or
-called `class`, a null, or a number of 5,000 digits is nothing that it could read, and it does not say what it expected.
+Each rule is a method, which returns an expression of Arrow. Python's parser would not do. It cannot read a column
+between backticks or called `class`, a null, or a number of 5,000 digits, and it does not say what it expected.
 
-A comparison with a null is neither true nor false, as in SQL, and only rows for which the whole is true are written.
+A comparison with a null is neither true nor false, as in SQL. A row is written only if the whole expression is true.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _DEEPEST = 50
 _KEYWORDS = ("and", "or", "not", "in", "is", "null")
 _WORDS = (*_KEYWORDS, "true", "false")
 _WORD = r"[^\W\d](?:\w|[-./](?=\w))*"
-"""A column as most are called: author.name, ag-news_label, score_Sci/Tech. No arithmetic could be meant."""
+"""The name of most columns: author.name, ag-news_label, score_Sci/Tech. Expressions have no arithmetic to confuse it."""
 
 _PLAIN = re.compile(_WORD)
 _TOKEN = re.compile(
@@ -64,7 +64,7 @@ _LITERAL = "a number or a text in quotes"
 _TRUTH, _NUMBER, _TEXT, _TIME = "true or false", "a number", "text", "a time"
 _KINDS = {bool: _TRUTH, int: _NUMBER, float: _NUMBER, str: _TEXT}
 _COMPARE: Mapping[str, Callable[[Any, Any], Any]] = {"==": eq, "!=": ne, "<": lt, "<=": le, ">": gt, ">=": ge}
-"""For expressions, and for two literals."""
+"""The function of each comparison, for expressions and for two literals."""
 
 _MOST_CLASSES = 20
 _ZONE = re.compile(r":.*(Z|[+-][\d:]+)$")
@@ -72,12 +72,12 @@ _ZONE = re.compile(r":.*(Z|[+-][\d:]+)$")
 
 @dataclass(frozen=True)
 class _Value:
-    """A column, or a number, text or truth.
+    """A column or a literal: a number, a text, true or false.
 
     Attributes
     ----------
     at : int
-        Its first character in the text of the expression.
+        The position of its first character in the text of the expression.
     name : object
         The name of the column, or the value itself.
     is_column : bool
@@ -91,42 +91,42 @@ class _Value:
 
 
 def written(name: str) -> str:
-    """A column as an expression names it."""
+    """Return the name of a column as an expression writes it."""
     return name if _PLAIN.fullmatch(name) and name not in _WORDS else "`{}`".format(name.replace("`", "``"))
 
 
 def refuse(text: str, at: int, what: str) -> NoReturn:
-    """Raise UsageError about a place in the expression."""
+    """Raise UsageError that names a place in the expression. at: the position of the place. what: the message."""
     place = f"at {text[at : at + 20]!r} (character {at + 1})" if text[at:] else "at the end"
     raise UsageError(f"where: {what}, {place}")
 
 
 @dataclass(frozen=True)
 class Where:
-    """text: the expression."""
+    """The condition for writing a row. text: the expression."""
 
     text: str
 
     def __post_init__(self) -> None:
-        """Raise UsageError, with the place, where it is no expression."""
+        """Raise UsageError, with the place, if the text is not an expression."""
         _Parser(self.text)
 
     @property
     def columns(self) -> set[str]:
-        """The columns that it names."""
+        """The columns that the expression names."""
         return {side.name for sides in _Parser(self.text).tests for side in sides if side.is_column}
 
     def check(self, schema: pa.Schema) -> None:
-        """Raise UsageError, with the place, unless it can be decided for every row of such a table."""
+        """Raise UsageError, with the place, if the expression does not fit the columns of a table."""
         try:
             self.mask(schema.empty_table())
         except pa.ArrowException as error:
             refuse(self.text, 0, f"these cannot be compared ({str(error).splitlines()[0]})")
 
     def check_labels(self, labels: Mapping[str, Sequence[str]]) -> None:
-        """Raise UsageError, with the place, where a label is compared with a text that is no class of the model.
+        """Raise UsageError, with the place, if a label is compared with a text that is no class of the model.
 
-        labels: what the columns of labels may hold, by name.
+        labels: the classes that each column of labels may hold, by the column's name.
         """
         for sides in _Parser(self.text).tests:
             compared = [labels[side.name] for side in sides if side.is_column and side.name in labels]
@@ -137,7 +137,10 @@ class Where:
                     refuse(self.text, side.at, f"the model has no class {side.name!r} (it has {known})")
 
     def mask(self, table: pa.Table) -> NDArray[np.bool_]:
-        """For which rows it is true. Raises UsageError for a column that is not there, or of another type."""
+        """Return for which rows the expression is true, [N].
+
+        Raises UsageError if a column is missing or has an unfitting type.
+        """
         from pyarrow.dataset import dataset  # takes a while to import
 
         columns = {"decided": _Parser(self.text, table.schema).expression}
@@ -153,7 +156,8 @@ class _Parser:
     tests : list of tuple
         The values of each test, in order.
     expression : pyarrow.compute.Expression
-        True, false or null for each row. Without a schema, types are not checked, and it has no meaning.
+        The expression, which is true, false or null for each row. Without a schema, types are not checked and the
+        expression has no meaning.
 
     """
 
@@ -167,7 +171,7 @@ class _Parser:
             refuse(text, self._at, "expected `and`, `or` or the end")
 
     def _read(self) -> Iterator[tuple[str, re.Match[str]]]:
-        """The kind of each token, which is a keyword, a mark, "value", or nothing at the end; and its match."""
+        """Yield the kind of each token and its match. The kind is a keyword, a mark, "value", or "" at the end."""
         end = 0
         while (token := _TOKEN.match(self._text, end)) is not None:
             end, word = token.end(), token[token.lastindex or 0]
@@ -182,7 +186,7 @@ class _Parser:
         self._at = self._token.start(self._token.lastindex or 0)
 
     def _accept(self, kind: str) -> bool:
-        """Pass a token of that kind, if it is the next."""
+        """Skip the next token if it is of this kind, and return whether it was."""
         is_next = self._kind == kind
         if is_next:
             self._next()
@@ -233,7 +237,7 @@ class _Parser:
         return ~test if negated else test
 
     def _chain(self, left: _Value) -> Iterator[pc.Expression]:
-        """A comparison, or those of a chain such as `0.5 <= score < 0.9`."""
+        """Yield a comparison, or each comparison of a chain such as `0.5 <= score < 0.9`."""
         while (mark := self._kind) in _COMPARE:
             at = self._at
             self._next()
@@ -268,7 +272,7 @@ class _Parser:
         return _Value(at, word == "true" if is_truth else word.replace("``", "`"), not is_truth)
 
     def _truth(self, value: _Value) -> pc.Expression:
-        """Of a value that is compared with nothing."""
+        """Return the expression of a value that is compared with nothing, which must be true or false."""
         kind = self._kind_of(value)
         if kind == _TRUTH:
             return self._column(value)[0] if value.is_column else pc.scalar(value.name)
@@ -290,7 +294,10 @@ class _Parser:
         return _COMPARE[mark](*(self._operand(side, shared) for side in sides))
 
     def _operand(self, side: _Value, kind: Any) -> pc.Expression:
-        """kind: the type as which it is compared; None for its own. A time without a zone is in the column's."""
+        """Return a side of a comparison in the type `kind`; None keeps its own type.
+
+        A time without a zone is in the time zone of the column.
+        """
         if side.is_column:
             column, own = self._column(side)
             return column if kind in (None, own) else column.cast(kind, safe=False)
@@ -305,7 +312,7 @@ class _Parser:
             refuse(self._text, side.at, f"this is no {kind}")
 
     def _column(self, column: _Value) -> tuple[pc.Expression, pa.DataType]:
-        """A column and its type, that of its values where it is a dictionary."""
+        """Return a column and its type. A dictionary becomes a column of its values."""
         field = pc.field(column.name)
         if self._schema is None:
             return field, pa.bool_()
@@ -317,7 +324,7 @@ class _Parser:
         return (field.cast(kind.value_type), kind.value_type) if pa.types.is_dictionary(kind) else (field, kind)
 
     def _kind_of(self, value: _Value) -> str:
-        """What it is, in words; comparisons are within one kind."""
+        """Return the kind of a value in words. Only values of the same kind can be compared."""
         if not value.is_column:
             return _KINDS[type(value.name)]
         kind, types = self._column(value)[1], pa.types
@@ -331,20 +338,22 @@ class _Parser:
 
 
 def _joined(join: Callable[[Any, Any], Any], parts: list[pc.Expression]) -> pc.Expression:
-    """In a tree of little depth, as Arrow walks it by recursion."""
+    """Join expressions in a tree of little depth, because Arrow walks the tree by recursion."""
     while len(parts) > 1:
         parts = [reduce(join, parts[i : i + 2]) for i in range(0, len(parts), 2)]
     return parts[0]
 
 
 _EXACT = pa.decimal128(38, 0)
-"""The type by which integers are compared that no integer type holds. As floats, neighbours could be equal."""
+"""The type for comparing integers that no integer type holds. As floats, neighbouring integers could be equal."""
 
 
 def _shared_type(types: Sequence[pa.DataType], value: int | float = 0) -> pa.DataType:
-    """As which numbers are compared. A value takes the type of a float32 column: 0.9 is the score that is shown as 0.9.
+    """Return the type in which numbers are compared.
 
-    types: of one column and the value, or of two columns.
+    A literal takes the type of a float32 column, so that 0.9 equals the score that is shown as 0.9.
+
+    types: the type of one column, which is compared with `value`, or the types of two columns.
     """
     kind = types[0]
     if len(types) == 2:
