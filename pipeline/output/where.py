@@ -37,7 +37,7 @@ _DEEPEST = 50
 _KEYWORDS = ("and", "or", "not", "in", "is", "null")
 _WORDS = (*_KEYWORDS, "true", "false")
 _WORD = r"[^\W\d](?:\w|[-./](?=\w))*"
-"""The name of most columns: author.name, ag-news_label, score_Sci/Tech. Expressions have no arithmetic to confuse it."""
+"""A name as most columns have it: author.name, ag-news_label, score_Sci/Tech. Expressions have no arithmetic."""
 
 _PLAIN = re.compile(_WORD)
 _TOKEN = re.compile(

@@ -1,8 +1,8 @@
-"""Where a job's time went: the moments of each device, what it waited for, and what the job was bound by; and what
-bounds each of its kernels, against the ceilings measured in the same run.
+"""Finds where a job's time went, and what bounds each of its kernels.
 
-That is the model of Williams, Waterman and Patterson ("Roofline", 2009): a kernel of F operations over Q bytes takes at
-least max(F / peak, Q / bandwidth).
+`break_down` gives the moments of each device, what it waited for, and what the job was bound by. `judge` compares a
+kernel with the ceilings measured in the same run. Its model is that of Williams, Waterman and Patterson ("Roofline",
+2009): a kernel of F operations over Q bytes takes at least max(F / peak, Q / bandwidth).
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ MOMENTS = (
     "compute finished",
     "output gathered",
 )
-"""The moments of each device, in seconds since the job began; negative on a cluster that had the model already."""
+"""The moments of each device, in seconds since the job began. Some are negative if a cluster had the model already."""
 
 BUSY_ENOUGH = 0.8
 CAUSES = ("store", "transfer", "hand-over", "ingest", "reader", "writer", "imbalance")
-"""What a device waits for."""
+"""The causes for which a device waits."""
 
 _NAMED = ("queue", "room", "decode")
-"""Spans that do not count for their lane: two kinds of waiting, and "decode", which lies within a span "read"."""
+"""Spans that count by their name instead of their lane: two kinds of waiting, and "decode", which is within "read"."""
 
 _FEW_CHUNKS = 3
 _TELLING_SECONDS = 3.0
-"""In less time, start and end outweigh the rest: the verdict names them, and not how to cut one chunk."""
+"""In less time, start and end outweigh the rest, so the verdict names them instead of the size of chunks."""
 
 _WHOLE = 0.8
-"""Of the rows that chunks may have: where they have fewer on average, something else ends them."""
+"""The share of the rows that chunks may have. If they have fewer on average, something else ends them."""
 
 NEAR = 0.5
 """A kernel that reaches this share of a ceiling is bound by it."""
@@ -52,11 +52,11 @@ _MUCH_WASTE = 0.2
 
 
 MUCH_ASKED = 0.25
-"""Of texts like those that a model was trained on, its network is asked about fewer."""
+"""A share of asked texts that is high: a model asks its network about fewer texts like those it was trained on."""
 
 
 def asks(share: float, second: str) -> str:
-    """What is faster where the second model, "network" or "encoder", is asked about this share of the texts."""
+    """Return advice on what is faster if this share of the texts is given to `second`, "network" or "encoder"."""
     return f"--network none (n-grams alone, less exact): the {second} is asked about {share:.0%} of the texts"
 
 
@@ -71,12 +71,12 @@ class DeviceTimes:
     where : str
         The worker, as its spans name it.
     rows, chunks : int
-        What the worker labelled.
+        The number of rows and of chunks that the worker labelled.
     moments : dict of str to float
-        MOMENTS by name, in seconds since the job began.
+        The MOMENTS by name, in seconds since the job began.
     shares : dict of str to float
-        Of the time from the first input to the last output: "compute", when a kernel ran on it, then each of CAUSES,
-        what it waited for. Two workers that share a GPU have the same shares.
+        Shares of the time from the first input to the last output: "compute", when a kernel ran on the device, then
+        each of CAUSES, for which it waited. Two workers that share a GPU have the same shares.
 
     """
 
@@ -100,17 +100,17 @@ class Breakdown:
     Attributes
     ----------
     devices : tuple of DeviceTimes
-        In order of host and device.
+        The times of each device, in order of host and device.
     seconds : float
-        Of the whole job.
+        The seconds of the whole job.
     window : float
-        Seconds from the first input to the last output.
+        The seconds from the first input to the last output.
     rows : int
-        Rows that were labelled.
+        The number of rows that were labelled.
     bound_by, verdict : str or None
-        The cause that took the most time, and a sentence about it; None where no chunk was left to do.
+        The cause that took the most time, and a sentence about it; None if no chunk was left to do.
     clock_error : float
-        By how many seconds times of two hosts may differ at most.
+        The largest difference between the clocks of two hosts, in seconds.
 
     """
 
@@ -128,17 +128,17 @@ class Breakdown:
 
     @property
     def is_telling(self) -> bool:
-        """Whether there was work for long enough to say something about speed."""
+        """Whether the work took long enough to say something about speed."""
         return self.window >= _TELLING_SECONDS
 
     @property
     def is_worth_a_line(self) -> bool:
-        """Whether somebody has waited for long enough to ask for what."""
+        """Whether the user has waited long enough to ask for the cause."""
         return self.seconds >= _TELLING_SECONDS and self.verdict is not None
 
     @property
     def busy(self) -> float:
-        """Mean over the devices."""
+        """The busy share, as a mean over the devices."""
         return float(np.mean([d.busy for d in self.devices])) if self.devices else 0.0
 
     def to_dict(self) -> dict[str, Any]:
@@ -162,22 +162,23 @@ class Breakdown:
 def break_down(
     timeline: Timeline, precision: str, chunk_rows: int = 0, asked: float = 0.0, second: str = "network"
 ) -> Breakdown:
-    """The breakdown of a job's spans.
+    """Return the breakdown of a job's spans.
 
     Parameters
     ----------
     timeline : Timeline
         The spans.
     precision : str
-        Of its engines, for the advice, as the others.
+        The precision of the engines. This and the following parameters decide the advice.
     chunk_rows : int
-        Rows of a chunk at most.
+        The limit of rows in a chunk.
     asked : float
-        The share of texts about which the network or encoder was asked, where that is for n-grams to say.
+        The share of texts that the n-grams gave to the network or encoder; 0 if they do not choose.
     second : str
-        Which of the two it is.
+        The model that was asked, "network" or "encoder".
 
     """
+    # Sort the spans by worker.
     seconds = timeline.ended - timeline.began
     of_place: dict[str, list[Span]] = defaultdict(list)
     for span in timeline.spans:
@@ -185,10 +186,14 @@ def break_down(
     elsewhere = [s for where, spans in of_place.items() if where not in timeline.places for s in spans]
     if not timeline.places:
         return Breakdown((), seconds, 0.0, 0, None, None, timeline.clock.error)
+
+    # Find the moments of each worker, and the time from the first input to the last output.
     places = sorted(timeline.places.values(), key=place_order)
     moments = {p.where: _moments(timeline, p, of_place[p.where], elsewhere) for p in places}
     begin = min(m["input started"] for m in moments.values())
     end = max(m["output gathered"] for m in moments.values())
+
+    # Attribute that time to causes, for each device.
     of_device: dict[str, list[Span]] = defaultdict(list)
     for place in places:
         of_device[_device_of(place)] += of_place[place.where]
@@ -198,6 +203,8 @@ def break_down(
         shares = _shares(of_device[_device_of(place)], elsewhere, begin + timeline.began, end + timeline.began)
         done = sum(timeline.rows[chunk] for chunk in chunks), len(chunks)
         devices.append(DeviceTimes(place.host, place.device, place.where, *done, moments[place.where], shares))
+
+    # Name the cause that took the most time. In a short job that is the start.
     whole = sum(timeline.rows.values()) < _WHOLE * chunk_rows * sum(device.chunks for device in devices)
     advice = asks(asked, second) if asked > MUCH_ASKED else None
     shared = len(of_device) < len(places)
@@ -215,7 +222,7 @@ def break_down(
 
 
 def _device_of(place: Place) -> str:
-    """The device of a worker, which two may share if it is a GPU: it is busy while it computes for either."""
+    """Return the device of a worker. Two workers may share a GPU, which is busy while it computes for either."""
     return f"{place.host} {place.device}" if place.device.startswith("cuda") else place.where
 
 
@@ -240,14 +247,15 @@ def _moments(timeline: Timeline, place: Place, spans: list[Span], elsewhere: lis
 
 
 def _shares(spans: list[Span], elsewhere: list[Span], begin: float, end: float) -> dict[str, float]:
-    """What a device did, and what it waited for, as shares of the time from `begin` to `end`.
+    """Return what a device did and what it waited for, as shares of the time from `begin` to `end`.
 
-    Where no kernel ran, the cause is looked for from the device back to the files. So a reader that waits for others is
-    not the cause.
+    When no kernel ran, the function looks for the cause from the device back to the files. So a reader that waits for
+    others is not the cause.
     """
+    # Cut the time wherever a span begins or ends, and find the spans that are active between the cuts.
     of: dict[str, list[Span]] = defaultdict(list)
     for span in [*spans, *elsewhere]:
-        if not (span.lane == "wait" and span.device):  # not an engine that waits for its own device
+        if not (span.lane == "wait" and span.device):  # leave out an engine that waits for its own device
             of[span.name if span.name in _NAMED else span.lane].append(span)
     of["compute"] = of["compute"] or of["infer"]
     bounds = [moment for some in of.values() for one in some for moment in (one.start, one.end)]
@@ -264,14 +272,15 @@ def _shares(spans: list[Span], elsewhere: list[Span], begin: float, end: float) 
         shares[name] += float((left * share).sum())
         left = left * (1 - share)
 
+    # Give each moment to the first of these causes that is active in it.
     attribute("compute", active["compute"] > 0)
     attribute("store", active["store"] > 0)
     attribute("transfer", active["copy-in"] + active["copy-out"] > 0)
-    # The engine has a chunk and runs no kernel, or is free, and a thread that has a chunk has not come to it yet.
+    # The engine has a chunk and runs no kernel, or it is free and a thread with a chunk has not reached it yet.
     attribute("hand-over", active["infer"] + active["wait"] > 0)
     # A chunk waits for a thread, and the threads write.
     attribute("writer", (active["queue"] > 0) & (active["write"] > 0))
-    # Of those that read now and do not wait for room: some in the ingest, the others for bytes of files.
+    # Some of the threads that read and do not wait for room are in the ingest. The others wait for bytes of files.
     reading = active["read"] - active["room"]
     attribute("ingest", np.minimum(active["ingest"], reading).clip(0) / reading.clip(1))
     attribute("reader", reading > 0)
@@ -282,7 +291,7 @@ def _shares(spans: list[Span], elsewhere: list[Span], begin: float, end: float) 
 
 
 def _active(spans: list[Span], times: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """How many of the spans are active at each of some times."""
+    """Return how many of the spans are active at each of the times."""
     starts, ends = (np.sort([getattr(one, name) for one in spans]) for name in ("start", "end"))
     return np.asarray(np.searchsorted(starts, times, "right") - np.searchsorted(ends, times, "right"))
 
@@ -290,24 +299,25 @@ def _active(spans: list[Span], times: np.ndarray[Any, Any]) -> np.ndarray[Any, A
 def _verdict(
     devices: list[DeviceTimes], precision: str, streamed: bool, whole: bool, shared: bool, advice: str | None
 ) -> tuple[str, str]:
-    """What a job was bound by, and a sentence about it.
+    """Return what a job was bound by, and a sentence about it.
 
     Parameters
     ----------
     devices : list of DeviceTimes
-        Its devices.
+        The times of the job's devices.
     precision : str
-        Of its engines.
+        The precision of the engines.
     streamed : bool
-        Whether the client read its input.
+        Whether the client read the input.
     whole : bool
-        Whether chunks end where a row group or the memory for one does, and not after so many rows.
+        Whether the end of a row group or the limit of memory ends chunks, rather than the limit of rows.
     shared : bool
         Whether workers share a GPU.
     advice : str, optional
         What would be faster on a busy device.
 
     """
+    # A busy device is the bound itself.
     shares = {name: float(np.mean([d.shares[name] for d in devices])) for name in devices[0].shares}
     gpu = devices[0].device.startswith("cuda")
     kind = "GPU" if gpu else "CPU"
@@ -319,6 +329,8 @@ def _verdict(
         if advice:
             faster += f", or with {advice}"
         return kind, f"bound by the {kind}, busy {busy:.0%}: go faster with {faster}"
+
+    # Otherwise the bound is the cause that the devices waited for longest.
     cause = max(shares, key=lambda name: shares[name])
     few = max(d.chunks for d in devices) < _FEW_CHUNKS
     larger = "more cores for each worker (chunks are as large as they can be)" if whole else "larger chunks"
@@ -341,22 +353,22 @@ def _verdict(
 
 @dataclass(frozen=True)
 class Judged:
-    """A kernel and its verdict.
+    """A kernel and what bounds it.
 
     Attributes
     ----------
     kernel : KernelProfile
-        What was measured.
+        The measured figures.
     flop_per_second, bytes_per_second : float
-        Its operations, and its least bytes, over its time.
+        The operations of the kernel, and its least bytes, divided by its time.
     intensity : float
-        FLOP a byte, over the least bytes.
+        FLOP per byte, over the least bytes.
     ceiling_share : float
-        The time the roofline allows over the time it took.
+        The time that the roofline allows divided by the time that the kernel took.
     bound : str
         "compute", "memory" or "latency".
     reason : str
-        The figure that decides it.
+        The figure that decides the bound.
 
     """
 
@@ -370,10 +382,10 @@ class Judged:
 
 
 def judge(kernel: KernelProfile, ceilings: Ceilings) -> Judged:
-    """What bounds a kernel when it runs alone.
+    """Return what bounds a kernel when it runs alone.
 
-    Bytes are those that the hardware counted; where it did not, the larger of least and modelled. A kernel is
-    memory-bound when moving them takes at least half its time.
+    The bytes are those that the hardware counted. If it counted none, they are the larger of the least and the modelled
+    bytes. A kernel is memory-bound if moving them takes at least half of its time.
     """
     compute = kernel.flop / ceilings.flop_per_second / kernel.seconds
     least = kernel.least_bytes / ceilings.bytes_per_second / kernel.seconds

@@ -1,7 +1,8 @@
-"""What the commands print: text whose control characters are escapes, or JSON. Nothing else in the package prints.
+"""Prints everything that the commands print: text whose control characters are escaped, or JSON.
 
-Names and messages may hold anything: escape sequences that a terminal would obey, or what Rich takes for markup. So
-there is one console, which knows no markup and makes each string `printable`, and `styled` in place of Rich's `Text`.
+Names and messages may hold anything, such as escape sequences that a terminal would obey, or text that Rich takes for
+markup. So there is one console, which knows no markup and makes each string `printable`, and `styled` replaces Rich's
+`Text`.
 """
 
 from __future__ import annotations
@@ -23,9 +24,7 @@ _NAME_WIDTH, _WIDEST_NAME = 8, 24
 
 @contextmanager
 def _printing() -> Iterator[None]:
-    """Raises OutputError where nothing more can be printed, for example on a full disk; of a closed pipe
-    BrokenPipeError.
-    """
+    """Raise OutputError if printing fails, for example on a full disk, and BrokenPipeError for a closed pipe."""
     try:
         yield
     except BrokenPipeError:
@@ -35,34 +34,34 @@ def _printing() -> Iterator[None]:
 
 
 class PlainConsole(Console):
-    """Rich's console, on which a string is text and nothing else; cells and headers of tables too."""
+    """Rich's console without markup: a string is plain text, in the cells and headers of tables too."""
 
     def __init__(self, stderr: bool = False, quiet: bool = False) -> None:
         super().__init__(stderr=stderr, quiet=quiet, markup=False, emoji=False, highlight=False)
 
     def print(self, *parts: Any, **options: Any) -> None:
-        """Raises OutputError."""
+        """Print as Rich's console does. Raises OutputError."""
         with _printing():
             super().print(*parts, **options)
 
     def render_str(self, text: str, **options: Any) -> Text:
-        """What Rich calls for every string that it is given."""
+        """Make a string `printable`. Rich calls this method for every string that it gets."""
         return super().render_str(printable(text), **options)
 
 
 def styled(*parts: str | tuple[str, str]) -> Text:
-    """One line of several parts, each a string, or a string and its style."""
+    """Return one line from several parts, each a string or a pair of a string and its style."""
     pairs = [(part, "") if isinstance(part, str) else part for part in parts]
     return Text.assemble(*((printable(text), style) for text, style in pairs))
 
 
 def lines(text: str, style: str = "") -> Text:
-    """A message that may have several lines."""
+    """Return a message, which may have several lines, as text of Rich."""
     return Text(printable_lines(text), style)
 
 
 def facts_table(facts: Iterable[tuple[str, str]]) -> Table:
-    """A line a fact, name and value; a long value is wrapped within its column."""
+    """Return a table with a line for each fact, its name and its value. A long value is wrapped within its column."""
     grid = Table.grid(padding=(0, 2))
     grid.add_column(justify="right", style="bold", min_width=_NAME_WIDTH, max_width=_WIDEST_NAME, overflow="fold")
     grid.add_column(overflow="fold")
@@ -72,7 +71,7 @@ def facts_table(facts: Iterable[tuple[str, str]]) -> Table:
 
 
 def print_fact(name: str, value: str, console: PlainConsole) -> None:
-    """A fact that stays on one line however long it is, as a path does, so that it can be copied."""
+    """Print a fact, such as a path, on one line however long it is, so that it can be copied."""
     console.print(styled((f"{name:>{_NAME_WIDTH}}  ", "bold"), value), soft_wrap=True)
 
 
@@ -83,14 +82,14 @@ def say(message: str, error: bool = False) -> None:
 
 
 def print_file(text: str) -> None:
-    """Print the text of a file: as it is, but `printable` on a terminal. Raises OutputError."""
+    """Print the text of a file as it is, or made `printable` on a terminal. Raises OutputError."""
     shown = "\n".join(map(printable, text.split("\n"))) if sys.stdout and sys.stdout.isatty() else text
     with _printing():
         print(shown, end="", flush=True)
 
 
 def print_rows(data: bytes) -> None:
-    """Print rows at once: as they are, but `printable` on a terminal. Raises OutputError."""
+    """Print rows at once as they are, or made `printable` on a terminal. Raises OutputError."""
     if sys.stdout.isatty():
         print_file(data.decode())
         return
@@ -100,5 +99,5 @@ def print_rows(data: bytes) -> None:
 
 
 def print_json(value: Any, indent: int | None = None) -> None:
-    """Print JSON in ASCII: every other character is an escape, so it is safe on a terminal and never fails."""
+    """Print JSON in ASCII. Every other character is escaped, so it is safe on a terminal and never fails."""
     print_file(f"{json.dumps(value, indent=indent)}\n")

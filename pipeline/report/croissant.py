@@ -1,4 +1,4 @@
-"""A Croissant card for the output folder of a job: what dataset search engines and loaders read, as JSON-LD.
+"""Makes a Croissant card for the output folder of a job: JSON-LD that dataset search engines and loaders read.
 
 The format is Croissant 1.0 of MLCommons: https://docs.mlcommons.org/croissant/docs/croissant-spec.html.
 """
@@ -58,33 +58,36 @@ _CONTEXT = {
     "subField": "cr:subField",
     "transform": "cr:transform",
 }
-"""As the specification gives it."""
+"""The context that the specification gives."""
 
 _ENCODINGS = {"parquet": "application/x-parquet", "jsonl": "application/jsonlines", "csv": "text/csv"}
 _FILES, _ROWS = "parts", "rows"
 
 ASKED_FOR = ("license", "url", "creator")
-"""Properties that the specification requires, and that nobody but the publisher knows."""
+"""Properties that the specification requires and that only the publisher knows."""
 
 
 def croissant_card(folder: OutputFolder, name: str) -> dict[str, Any]:
-    """The card of an output folder, for a file beside the folder `parts`, as JSON values. It has no path of the input.
+    """Return the card of an output folder as JSON values, for a file beside the folder `parts`.
+
+    The card has no path of the input.
 
     Parameters
     ----------
     folder : OutputFolder
-        The folder.
+        The output folder.
     name : str
-        Its title.
+        The title of the dataset.
 
     Raises
     ------
     OutputError
-        For a job that is not finished.
+        If the job is not finished.
     UsageError
-        For a folder without parts.
+        If the folder has no parts.
 
     """
+    # Describe the files, then the rows in them.
     manifest, totals = finished(folder)
     refuse_without_parts(folder, manifest)
     names, writer = manifest.fingerprint.settings.names, manifest.fingerprint.writer
@@ -120,19 +123,19 @@ def croissant_card(folder: OutputFolder, name: str) -> dict[str, Any]:
 
 
 def _field(field: pa.Field, manifest: Manifest) -> dict[str, Any]:
-    """A column of the rows."""
+    """Return the description of a column."""
     names = manifest.fingerprint.settings.names
     kind, separator = field.type, (field.metadata or {}).get(b"separator")
     source: dict[str, Any] = {"fileSet": {"@id": _FILES}, "extract": {"column": field.name}}
     description = f"Of type {kind}"
-    if field.name in names.by and names.format == "parquet":  # it is in the folder's name alone
+    if field.name in names.by and names.format == "parquet":  # the value is only in the folder's name
         folder = re.escape(quote(field.name, safe=""))
         source |= {"extract": {"fileProperty": "fullpath"}, "transform": {"regex": f".*/{folder}=([^/]*)/"}}
         description += f", here as folders are named: percent-encoded, {NULL_FOLDER} for a null"
         kind = pa.string()
     is_list = pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
     if names.format == "csv" and is_list:
-        is_list = separator is not None  # else it is JSON text
+        is_list = separator is not None  # without a separator it is JSON text
         source |= {"transform": {"separator": separator.decode()}} if separator is not None else {}
     about = {
         "@type": "cr:Field",
@@ -146,7 +149,7 @@ def _field(field: pa.Field, manifest: Manifest) -> dict[str, Any]:
 
 
 def _data_type(kind: pa.DataType) -> str:
-    """What Croissant calls a type; what it has no name for is read as text."""
+    """Return Croissant's name for a type. A type without a name is read as text."""
     types = pa.types
     plain = kind.value_type if types.is_dictionary(kind) else kind
     for is_of, name in (

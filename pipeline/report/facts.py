@@ -1,4 +1,4 @@
-"""What is known of a job and of one run of it: its settings, how its input has grown, what each model says."""
+"""Holds the facts of a job and of one run of it: its settings, how its input has grown, and each model's figures."""
 
 from __future__ import annotations
 
@@ -17,32 +17,32 @@ from .tally import Reach, Tally, confusion_in, overlap_in
 from .timeline import Timeline
 
 UPDATE_CHANGED = "--update --changed"
-"""What labels files that have changed, and leaves the others, where a job can be updated."""
+"""The flags that label only the files that have changed, if a job can be updated."""
 
 
 @dataclass(frozen=True)
 class Growth:
-    """The files of the input, against those that were labelled before.
+    """The files of the input compared with those that were labelled before.
 
     Attributes
     ----------
     new : int
-        Files that this update labels.
+        The number of files that this update labels.
     before : int
-        Files that were labelled before it.
+        The number of files that were labelled before this update.
     changed : tuple of str
-        Files with another size, time or hash than when they were labelled, which are not labelled again.
+        Files with another size, time or hash than when they were labelled. They are not labelled again.
     gone : tuple of str
-        Files that are not there any more; their labels stay.
+        Files that are no longer there. Their labels stay.
     later : int
-        New files that came since the update or job that is continued began. They are left to the next update.
+        The number of files that are new since the continued job or update began. The next update labels them.
     again : int
-        Files that have changed, which this update labels again.
+        The number of changed files that this update labels again.
     removed : int
-        Files that are gone, whose labels it removes.
+        The number of files that are gone and whose labels this update removes.
     put_off : int
-        Files that have changed or are gone since the job that is continued began. An update that follows at once labels
-        them.
+        The number of files that have changed or are gone since the continued job began. An update that follows at once
+        labels them.
 
     """
 
@@ -64,7 +64,7 @@ class Growth:
 
     @property
     def lines(self) -> list[str]:
-        """A line about what has changed, and one about what is gone."""
+        """A line for each kind of difference: changed, gone, new since the job began, and put off."""
         lines = []
         if self.changed:
             verb, their, them = ("has", "its", "it") if len(self.changed) == 1 else ("have", "their", "them")
@@ -86,42 +86,43 @@ class Growth:
 
 @dataclass(frozen=True)
 class JobFacts:
-    """What the job is, known before its first chunk.
+    """The facts of a job that are known before its first chunk.
 
     Attributes
     ----------
     model : str
-        Name of the model.
+        The name of the model.
     classes : tuple of str
-        Names of the labels.
+        The names of the labels.
     output : str or None
         The output folder; None for rows in memory.
     backend : str
-        Device, precision and kernels of the workers.
+        The device, precision and kernels of the workers.
     precision : str
         "fp32", "fp16", "bf16" or "int8".
     chunk_rows : int
-        Rows in a chunk at most.
+        The limit of rows in a chunk.
     answers : str, optional
         The answer file that the labels are compared with.
     no_gpu : str, optional
-        Why the CPU was chosen, where the device was "auto" and something on the workers points to a GPU.
+        Why the CPU was chosen, if the device was "auto" and something on the workers points to a GPU.
     meant_for : str, optional
-        The texts that the model is for, where its card says so.
+        The texts that the model is for, if its card says so.
     growth : Growth, optional
-        Of an update: how the input differs from what was labelled before.
+        How the input of an update differs from the files that were labelled before.
     models : tuple of (str, tuple of str)
-        Name and labels of each model, in order; `model` has all names, `classes` and `meant_for` are the first one's.
+        The name and the labels of each model, in order. `model` has all names. `classes` and `meant_for` are those of
+        the first model.
     max_quarantined : str or int
-        The option: how many rows may be in quarantine.
+        How many rows may be in quarantine, as the option of the same name gives it.
     max_unread : str or int
-        The option: how many files may have a problem.
+        How many files may have a problem, as the option of the same name gives it.
     files : int
-        The files of the input, those that cannot be read too; 0 for rows in memory.
+        The number of files of the input, including those that cannot be read; 0 for rows in memory.
     repair_flags : str
-        The flags of the job that labels files once they are repaired: the cheapest that does.
+        The flags of the cheapest job that labels files after they are repaired.
     second : str
-        What is asked about some texts only: the "network" of the models, or the "encoder".
+        The model that is asked only about some texts: the "network" of the models, or the "encoder".
     label_numbers_from : int, optional
         The number of the first class in a truth column of class numbers.
     label_map : tuple of str
@@ -151,24 +152,24 @@ class JobFacts:
 
 @dataclass(frozen=True)
 class ModelFigures:
-    """What one of a job's models says of its rows.
+    """The figures of one of a job's models.
 
     Attributes
     ----------
     name : str
-        The model.
+        The name of the model.
     labels : Counter of str
-        Written rows by label.
+        The number of written rows by label.
     scores : dict of str to tuple of int, or None
-        Written rows by label, and by score in the bins of `counts.SCORES`; None where they are not known.
+        The number of written rows by label, and by score in the bins of `counts.SCORES`; None if they are unknown.
     unlabelled : int
-        Written rows without a label.
+        The number of written rows without a label.
     confusion : Confusion or None
-        Rows by true and predicted class, where there is a truth column.
+        The number of rows by true and predicted class; None without a truth column.
     right : dict of str to tuple of int, or None
-        Written rows with a label and a truth, as "right" and "wrong", by bin; None where there is no truth.
+        The number of written rows with a label and a truth, as "right" and "wrong", by bin; None without a truth.
     overlap : Overlap or None
-        How many of the rows of `confusion` the model has learned from; None where that is not known.
+        How many of the rows of `confusion` the model has learned from; None if it is unknown.
 
     """
 
@@ -182,27 +183,27 @@ class ModelFigures:
 
     @property
     def accuracy(self) -> float | None:
-        """Share of rows whose label is the true class; None without a truth column."""
+        """The share of rows whose label is the true class; None without a truth column."""
         return None if self.confusion is None else self.confusion.accuracy
 
     @property
     def bins(self) -> list[int]:
-        """Labels by bin of `counts.SCORES`, of all classes together; none where they are not known."""
+        """The number of labels of all classes by bin of `counts.SCORES`; empty if they are unknown."""
         return [sum(column) for column in zip(*(self.scores or {}).values(), strict=True)]
 
     @property
     def accuracy_kept(self) -> list[float | None]:
-        """For each of `counts.THRESHOLDS`, the share of right labels of those that reach it; none without a truth."""
+        """For each of `counts.THRESHOLDS`, the share of right labels among those above it; empty without a truth."""
         return [right / rows if rows else None for right, rows in self._right_kept]
 
     @property
     def intervals_kept(self) -> list[Interval | None]:
-        """For each of these shares, where that of all rows like these is, with 95 % confidence."""
+        """The 95 % confidence interval of each share in `accuracy_kept`."""
         return [wilson(right, rows) if rows else None for right, rows in self._right_kept]
 
     @property
     def _right_kept(self) -> list[tuple[int, int]]:
-        """For each of `counts.THRESHOLDS`, the right labels, and all labels with a truth, that reach it."""
+        """For each of `counts.THRESHOLDS`, the number of right labels and of all labels with a truth that reach it."""
         if not self.right:
             return []
         right, wrong = (kept(self.right[name]) for name in ("right", "wrong"))
@@ -211,46 +212,47 @@ class ModelFigures:
 
 @dataclass
 class RunFacts:
-    """What this run of the job did.
+    """The facts of one run of a job.
 
     Attributes
     ----------
     timeline : Timeline
-        Its spans.
+        The spans of the run.
     reach : Reach
-        How far it is, with the chunks that tasks have committed and not returned yet.
+        How far the job is, with the chunks that tasks have committed and not returned yet.
     chunks_before : int
-        Chunks that earlier runs committed.
+        The number of chunks that earlier runs committed.
     rows : int
-        Rows that it read.
+        The number of rows that the run read.
     read_again : int
-        Bytes of its input that it read twice: a part of a file was begun in the middle of a record.
+        The bytes of the input that the run read twice, because a part of a file was begun in the middle of a record.
     read_by : Counter of str
-        The records that it read, by the keys of `telemetry.read_by`, those of committed chunks too.
+        The number of records that the run read, by the keys of `telemetry.read_by`, including those of committed
+        chunks.
     remarks : list of str
-        What would make the next run faster.
+        Advice that would make the next run faster.
     notes : dict of str to dict
-        What may be amiss with the files that are the keys.
+        What may be wrong with the input: each note, with the paths that it concerns as the keys of the inner dict.
     set_aside : list of (str, str)
         Chunks without a result, each with the reason.
     stopped : bool
-        Whether it was stopped early.
+        Whether the run was stopped early.
     seconds : float
-        Its duration.
+        The duration of the run, in seconds.
     timings : dict of str to float
-        Seconds by phase: "plan", "start", "classify", "commit".
+        The seconds of each phase: "plan", "start", "classify", "commit".
     shown : Shown
-        Rows that the page shows, if one is requested.
+        The rows that the page shows, if a page is requested.
     profile : Profile or None
         The kernels of one worker, if requested.
     page : str or None
-        The file of its page, if requested.
+        The file of the run's page, if requested.
     problems : str or None
-        The file that lists what went wrong with the input; None where nothing did.
+        The file that lists the problems with the input; None if there are none.
     rows_of : Counter of str
-        The rows of files that are not wholly readable, and of those that are read alone.
+        The number of rows of each file that could not be read completely, and of each file that is read alone.
     compacted : Compacted or None
-        What was done to small parts, where that was asked for.
+        The result of joining small parts; None if the job did not ask for it.
 
     """
 
@@ -275,12 +277,12 @@ class RunFacts:
 
     @property
     def articles_per_second(self) -> float:
-        """Rows over the time in which chunks were read, classified and written."""
+        """The rows of this run divided by the time in which chunks were read, classified and written."""
         return self.rows / max(self.timings.get("classify", 0.0), 1e-9)
 
 
 def models_of(job: JobFacts, tally: Tally) -> tuple[ModelFigures, ...]:
-    """What each model says, in the order in which they were named."""
+    """Return the figures of each model, in the order in which the models were named."""
     figures = []
     for (name, own), one in zip(job.models or [(job.model, job.classes)], (tally, *tally.others), strict=False):
         scores, right = one.scores or None, one.right or None

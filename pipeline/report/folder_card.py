@@ -1,4 +1,4 @@
-"""A README for the output folder of a job, with what whoever gets the labels should know of them."""
+"""Makes a README for the output folder of a job, with what the users of the labels should know."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ _MOST_LABELS = 50
 
 
 def folder_card(folder: OutputFolder, name: str) -> str:
-    """The README of an output folder in Markdown, with a head as Hugging Face has it.
+    """Return the README of an output folder in Markdown, with the metadata block that Hugging Face reads.
 
     Parameters
     ----------
     folder : OutputFolder
-        The folder.
+        The output folder.
     name : str
-        Its title.
+        The title of the README.
 
     Raises
     ------
     OutputError
-        For a job that is not finished.
+        If the job is not finished.
     UsageError
-        For a folder without parts.
+        If the folder has no parts.
 
     """
     manifest, totals = finished(folder)
@@ -56,14 +56,14 @@ def folder_card(folder: OutputFolder, name: str) -> str:
 
 
 def refuse_without_parts(folder: OutputFolder, manifest: Manifest) -> None:
-    """Raise UsageError for a folder that has no parts."""
+    """Raise UsageError if a folder has no parts."""
     names = manifest.fingerprint.settings.names
     if names.format not in FORMATS or names.folder != PARTS:
         raise UsageError(f"{folder.path} has a file beside each input file, and no parts: it gets no card")
 
 
 def _labels(totals: Totals) -> list[tuple[str, int]]:
-    """The most frequent labels of the first model, with their rows."""
+    """Return the most frequent labels of the first model, with the number of their rows."""
     return sorted(totals.labels.items(), key=lambda item: -item[1])[:_MOST_LABELS]
 
 
@@ -77,7 +77,10 @@ def _missing(totals: Totals) -> Iterator[str]:
 
 
 def _made(folder: OutputFolder, manifest: Manifest) -> Iterator[tuple[str, str]]:
-    """The model, what computed, the columns and the choice of rows; no path of the input, which may be private."""
+    """Yield how the labels were made: the model, the device, the columns and the choice of rows.
+
+    Paths of the input are left out, because they may be private.
+    """
     fingerprint, settings = manifest.fingerprint, manifest.fingerprint.settings
     try:
         asked = json.loads(folder.store.read(REQUEST)) if folder.store.has(REQUEST) else {}

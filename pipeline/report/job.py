@@ -1,4 +1,4 @@
-"""The report of a job as a value: what the job is, the totals over its rows, and how this run went."""
+"""Defines `JobReport`: what the job is, the totals over its rows, and how this run went."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 DONE, SET_ASIDE, STOPPED = 0, 3, 4
 _NAMED = 10
-"""How many of the files that were skipped are named."""
+"""How many of the skipped files are named."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -41,11 +41,11 @@ class JobReport:
     job : JobFacts
         What the job is: model, backend, output folder, rows in a chunk.
     tally : Tally
-        Totals over its rows, those of earlier runs too: counts, labels, confusion, problems.
+        The totals over the job's rows, including those of earlier runs: counts, labels, confusion, problems.
     run : RunFacts
         What this run did: timings, spans, chunks set aside.
     results : Results
-        The rows, in memory or in the output folder; `to_arrow`, `to_pandas`, `join` and `quarantine` read them.
+        The rows, in memory or in the output folder. `to_arrow`, `to_pandas`, `join` and `quarantine` read them.
 
     Examples
     --------
@@ -71,11 +71,14 @@ class JobReport:
         return as_text(self.job, self.tally, self.run)
 
     def _repr_html_(self) -> str:
-        """What a notebook shows."""
+        """Return the HTML that a notebook shows."""
         return as_html(self.job, self.tally, self.run)
 
     def in_file(self, file: OneFile) -> JobReport:
-        """The same, once its rows are in one file. The folder stays where it says why rows are not among them."""
+        """Write the rows to one file, and return the report of the job with this file as its output.
+
+        The folder is kept if it says why some rows are not in the file.
+        """
         keep = bool(self.rows_quarantined or self.tally.problems or self.exit_code)
         self.results.write(file, keep)
         if keep:
@@ -84,11 +87,11 @@ class JobReport:
 
     @property
     def exit_code(self) -> int:
-        """Exit code of the command: 0 done, 3 some of the input has no labels, 4 stopped early.
+        """The exit code of the command: 0 done, 3 some of the input has no labels, 4 stopped early.
 
-        With 3 there is ``_SUCCESS`` where all that can be read is done: more files cannot be read than `max_unread`
-        allows, more rows are in quarantine than `max_quarantined` allows, or an update found files that have changed.
-        There is none where chunks were set aside: they are left for another run.
+        With 3 the output has ``_SUCCESS`` if everything that can be read is done: more files could not be read than
+        `max_unread` allows, more rows are in quarantine than `max_quarantined` allows, or an update found files that
+        have changed. The output has no ``_SUCCESS`` if chunks were set aside, which are left for another run.
         """
         if self.run.stopped:
             return STOPPED
@@ -97,7 +100,7 @@ class JobReport:
 
     @property
     def beyond_limits(self) -> list[str]:
-        """What makes the exit code 3 though the job is done: more than the user allows could not be read."""
+        """A line for each limit of the user that unread files or quarantined rows exceed. The exit code is then 3."""
         unread = {path for path, _ in self.tally.problems}
         found = (
             too_many_unread(len(unread), max(self.job.files, len(unread)), self.job.max_unread),
@@ -107,84 +110,88 @@ class JobReport:
 
     @property
     def rows_read(self) -> int:
-        """All rows, of earlier runs too: rows_written + rows_filtered + rows_quarantined."""
+        """The number of all rows, including those of earlier runs: rows_written + rows_filtered + rows_quarantined."""
         return self.tally.rows_read
 
     @property
     def rows_written(self) -> int:
-        """Labelled rows that are written: not those that `where` filtered."""
+        """The number of labelled rows that are written, without those that `where` filtered."""
         return self.tally.rows_written
 
     @property
     def rows_filtered(self) -> int:
-        """Labelled rows for which `where` is not true; they are not written."""
+        """The number of labelled rows that are not written, because `where` is not true for them."""
         return self.tally.rows_filtered
 
     @property
     def rows_quarantined(self) -> int:
-        """Rows that could not be read; `quarantine()` has them."""
+        """The number of rows that could not be read. `quarantine()` returns them."""
         return self.tally.rows_quarantined
 
     @property
     def backend(self) -> str:
-        """Device, precision and kernels that computed the labels."""
+        """The device, the precision and the kernels that computed the labels."""
         return self.job.backend
 
     @property
     def articles_per_second(self) -> float:
-        """Rows of this run over the time in which chunks were read, classified and written."""
+        """The rows of this run divided by the time in which chunks were read, classified and written."""
         return self.run.articles_per_second
 
     @property
     def wrong_answers(self) -> int:
-        """Labels that differ from the answer file."""
+        """The number of labels that differ from the answer file."""
         confusion = self.confusion
         return 0 if confusion is None else self.rows_written + self.rows_filtered - confusion.correct
 
     @property
     def confusion(self) -> Confusion | None:
-        """Rows by true and predicted class; None without a truth column."""
+        """The number of rows by true and predicted class; None without a truth column."""
         return self.tally.confusion
 
     @property
     def accuracy(self) -> float | None:
-        """Share of rows whose label is the true class; None without a truth column."""
+        """The share of rows whose label is the true class; None without a truth column."""
         return None if self.confusion is None else self.confusion.accuracy
 
     @property
     def models(self) -> tuple[ModelFigures, ...]:
-        """What each model says, in the order in which they were named; the report's own figures are the first one's."""
+        """The figures of each model, in the order in which the models were named.
+
+        The figures of the report itself are those of the first model.
+        """
         return models_of(self.job, self.tally)
 
     @property
     def not_read(self) -> list[str]:
-        """What was skipped or read in part: a line for each kind, with a count and the first names."""
+        """A line for each kind of input that was skipped or read in part, with a count and the first names."""
         growth = self.job.growth.lines if self.job.growth else []
         return [*not_read(self.tally, self.run.set_aside), *growth]
 
     @cached_property
     def hints(self) -> list[str]:
-        """Lines about how more rows may be read, or faster. Found once, so ask only when the job is over."""
+        """Advice on how to read more rows, or to read faster. It is computed once, so use it only after the job."""
         again = [repair_line(self.tally, self.job.repair_flags)] if self.tally.problems and self.job.output else []
         notes = [f"{first_of([*sorted(paths)])}: {note}" for note, paths in self.run.notes.items()]
         return [*again, *self.beyond_limits, *hints(self.job, self.tally, self.results), *notes, *self.run.remarks]
 
     @cached_property
     def breakdown(self) -> Breakdown:
-        """Where the time of this run went. Computed once, so call it only when the run is over."""
+        """Where the time of this run went. It is computed once, so use it only after the run."""
         job, asked = self.job, self.tally.asked_share
         return break_down(self.run.timeline, job.precision, job.chunk_rows, asked, job.second)
 
     def to_arrow(self) -> pa.Table:
-        """Return the rows in input order: every row of the input, or with an output folder those that are labelled.
+        """Return the rows in input order: every row of the input, or with an output folder the labelled rows.
 
         Returns
         -------
         pyarrow.Table
-            Columns: ``file``, ``row``, the id columns and kept ones, ``label``, ``score``, ``truth`` where it was
-            given, those of the options ``scores`` and ``top_k``, ``n_chars``, ``truncated``, ``unknown_chars``. Without
-            an output folder also ``reason``: why a row has no label; then all others but the first are null. Where a
-            row could be parsed it has its id and kept columns.
+            The columns are ``file``, ``row``, the id columns and the kept columns, ``label``, ``score``, ``truth`` if
+            it was given, the columns of the options ``scores`` and ``top_k``, ``n_chars``, ``truncated`` and
+            ``unknown_chars``. Without an output folder there is also ``reason``, which says why a row has no label. In
+            such a row all columns but ``file``, ``row`` and ``reason`` are null, except for the id columns and the
+            kept columns if the row could be parsed.
 
         Raises
         ------
@@ -195,14 +202,14 @@ class JobReport:
         return self.results.rows()
 
     def to_pandas(self) -> pd.DataFrame:
-        """Return the rows as pandas has them, with the index of the input.
+        """Return the rows as a pandas DataFrame, with the index of the input.
 
         Returns
         -------
         pandas.DataFrame
-            The rows and columns of `to_arrow`. Where the input is a pandas Series or DataFrame, its index; so it is for
-            a Dask DataFrame without an output folder. Integers and booleans are nullable (``Int64``, ``boolean``) in
-            columns with nulls.
+            The rows and columns of `to_arrow`. If the input is a pandas Series or DataFrame, or a Dask DataFrame
+            without an output folder, the result has its index. Columns of integers or booleans that contain nulls have
+            a nullable type (``Int64``, ``boolean``).
 
         Raises
         ------
@@ -217,18 +224,17 @@ class JobReport:
         return self.results.frame()
 
     def join(self, frame: Frame, suffix: str | None = None) -> Frame:
-        """Return the frame that was classified, with the columns that the job computed added.
+        """Add the columns that the job computed to the frame that was classified, and return the result.
 
-        Rows are joined by position. The frame has to be the one that was classified: as many rows, the same index
-        (pandas), and texts of the same lengths. Where a list or a Series was classified, it is a frame with as many
-        rows.
+        Rows are joined by position. The frame must be the one that was classified: it must have as many rows, the same
+        index (pandas), and the same texts. If a list or a Series was classified, give a frame with as many rows.
 
         Parameters
         ----------
         frame : pandas.DataFrame, polars.DataFrame or pyarrow.Table
             The frame. It is not changed.
         suffix : str, optional
-            Appended to the name of an added column where the frame has a column of that name.
+            A suffix for the name of an added column if the frame has a column of that name.
 
         Returns
         -------
@@ -238,8 +244,8 @@ class JobReport:
         Raises
         ------
         UsageError
-            For another frame, for a name that the frame has already, and for a job with an output folder, whose rows
-            are joined by file and row: docs/output.md shows how.
+            If the frame is another one or has a column of the same name already, and for a job with an output folder.
+            Join the rows of such a job by file and row, as docs/output.md shows.
 
         Examples
         --------
@@ -254,8 +260,8 @@ class JobReport:
         Returns
         -------
         pyarrow.Table
-            Rows in input order. Columns: ``file``, ``row``, ``byte_offset`` (null where unknown), ``reason``, and
-            ``head``, the first 256 bytes.
+            The rows in input order. The columns are ``file``, ``row``, ``byte_offset`` (null if unknown), ``reason``,
+            and ``head``, the first 256 bytes of the row.
 
         Raises
         ------
@@ -271,13 +277,13 @@ class JobReport:
         Returns
         -------
         dict
-            Totals over the job, and the figures of this run, as ``classify --json`` prints them.
+            The totals over the job and the figures of this run, as ``classify --json`` prints them.
 
         """
         job, tally, run = self.job, self.tally, self.run
         totals: dict[str, Any] = msgspec.to_builtins(tally.totals)
-        del totals["confusion"]  # it is in `truth`
-        for name in ("others", "scores", "right", "learned"):  # they are in `models`
+        del totals["confusion"]  # `truth` has it
+        for name in ("others", "scores", "right", "learned"):  # `models` has them
             totals.pop(name, None)
         return totals | {
             "model": job.model,
@@ -323,18 +329,18 @@ class JobReport:
 
 
 def _by_threshold(values: Sequence[object]) -> dict[str, object] | None:
-    """Values for each of `counts.THRESHOLDS`; None where there are none."""
+    """Return values by the threshold of `counts.THRESHOLDS` that each belongs to; None if there are no values."""
     return dict(zip(map(str, THRESHOLDS), values, strict=True)) if values else None
 
 
 def _left_out(skipped: Sequence[tuple[str, str]]) -> dict[str, Any]:
-    """How many files were skipped, in all and by reason, and the first of them."""
+    """Return how many files were skipped, in all and by reason, and the first of them."""
     reasons = Counter(reason for _, reason in skipped)
     return {"count": len(skipped), "first": [path for path, _ in skipped[:_NAMED]], "reasons": dict(reasons)}
 
 
 def _read_by(records: Counter[str]) -> dict[str, Any] | None:
-    """Records that a GPU has read, and that the host has, by reason; None where no GPU has read any."""
+    """Return how many records a GPU has read, and how many the host has, by reason; None if no GPU has read any."""
     host = {reason: records[reason] for reason in BY_HOST if records[reason]}
     return {"gpu": records[BY_GPU], "host": host} if records[BY_GPU] else None
 
@@ -351,15 +357,19 @@ def _truth(confusion: Confusion) -> dict[str, Any]:
 
 
 class Progress:
-    """Receives the progress of a job. This class ignores it, but logs warnings; subclasses show it.
+    """Receives the progress of a job. This class only logs warnings; subclasses show the progress.
+
+    The calls in order: `phase` (several) -> `start` -> `advance` and `wait` (many) -> `stop` -> `finished`. `warn` may
+    come at any time.
 
     Attributes
     ----------
     patience : float
-        Seconds without any progress after which a warning says what the job waits for. The next follows after twice
-        that time, and so on.
+        The seconds without any progress after which a warning says what the job waits for. The next warning follows
+        after twice that time, and so on.
     began : float or None
-        When the command began, by `time.perf_counter`, whose time the report has; None: when `classify` was called.
+        The time at which the command began, by `time.perf_counter`, from which the report counts; None to count from
+        the call of `classify`.
 
     """
 
@@ -367,25 +377,28 @@ class Progress:
     began: float | None = None
 
     def phase(self, what: str) -> None:
-        """Called when a step of the job begins that may take long, such as finding the input."""
+        """Called when a step of the job begins that may take long, such as listing the input. what: the step."""
 
     def start(self, rows: int, dashboard: str) -> None:
-        """Called before the first chunk. rows: of the whole job, 0 where not known. dashboard: its URL."""
+        """Called before the first chunk.
+
+        rows: the number of rows of the whole job, 0 if it is unknown. dashboard: the URL of the dashboard.
+        """
 
     def advance(self, report: JobReport) -> None:
         """Called after each chunk."""
 
     def wait(self, report: JobReport) -> None:
-        """Called after a moment in which no chunk was done, some ten times a second."""
+        """Called about ten times a second while no chunk ends."""
 
     def warn(self, message: str) -> None:
-        """Called, in a thread of its own, for each worker that is lost, and when nothing progresses."""
+        """Called in a separate thread for each worker that is lost, and when nothing progresses."""
         logging.getLogger("broadsheet").warning("%s", in_python(message))
 
     def stop(self) -> None:
-        """Called at the end, also after an error."""
+        """Called at the end of the job, also after an error."""
 
     def finished(self, report: JobReport) -> None:
-        """Called once the job is over: warns of what was not read, and of what may be amiss."""
+        """Called after the job. Warns of input that was not read, and of what may be wrong with the input."""
         for line in (*report.not_read, *report.hints):
             self.warn(line)

@@ -1,4 +1,4 @@
-"""A line about rows that a model is measured on and has learned from."""
+"""Describes in one line the rows that a model is measured on and has learned from."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from ..measures.overlap import Overlap
 from .shares import share_text
 
 _REMEDY = "measure on rows that it has not seen"
-_MOSTLY = 0.5  # of the rows
+_MOSTLY = 0.5  # the share of rows from which the line says "mostly"
 
 
 def overlap_line(overlap: Overlap | None, others: str | None = None) -> str | None:
-    """A line for the user; None where the model has learned from none of the rows, or that is not known.
+    """Return a line for the user; None if the model has learned from none of the rows, or it is unknown.
 
-    others: how good it is on the other rows, where these do not have one label each.
+    others: how good the model is on the other rows; None to give the accuracy, for rows with one label each.
     """
     if overlap is None or not overlap.learned:
         return None

@@ -1,4 +1,4 @@
-"""How fast a job has been of late, and how long the rest takes at that pace."""
+"""Measures how fast a job has been lately, and estimates how long the rest takes at that pace."""
 
 from __future__ import annotations
 
@@ -10,24 +10,25 @@ from typing import NamedTuple
 from .tally import Reach
 
 WINDOW_SECONDS = 30.0
-"""The pace is that of so many last seconds: that of the whole time, with the job's start and its slower files, would be
-wrong for minutes.
+"""The pace is measured over this number of last seconds.
+
+A pace over the whole time would include the job's start and slower files, and would be wrong for minutes.
 """
 
 _SECONDS_BETWEEN = 0.5
 
 
 class _Moment(NamedTuple):
-    """How far the job was.
+    """How far the job was at one moment.
 
     Attributes
     ----------
     seconds : float
-        When, by the clock.
+        The time of the moment, by the clock.
     rows : int
-        Rows that were computed.
+        The number of rows that were computed.
     share : float
-        Of the job.
+        The share of the job that was done.
 
     """
 
@@ -42,9 +43,9 @@ class Pace:
     Parameters
     ----------
     reach : Reach
-        How far the job is, which changes while it runs.
+        How far the job is. It changes while the job runs.
     clock : callable
-        Seconds that only grow.
+        Returns seconds that only grow.
 
     """
 
@@ -57,7 +58,7 @@ class Pace:
         return _Moment(self._clock(), self._reach.computed, self._reach.share)
 
     def _window(self) -> tuple[_Moment, _Moment]:
-        """The moment some 30 s ago, or the beginning, and now."""
+        """Return the moment about 30 s ago, or the beginning, and the present moment."""
         now, moments = self._now, self._moments
         if now.seconds - moments[-1].seconds >= _SECONDS_BETWEEN:
             moments.append(now)
@@ -67,7 +68,7 @@ class Pace:
 
     @property
     def rows_per_second(self) -> float:
-        """Of the last seconds."""
+        """The number of rows per second over the last seconds."""
         first, now = self._window()
         return (now.rows - first.rows) / max(now.seconds - first.seconds, 1e-9)
 

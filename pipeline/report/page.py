@@ -1,4 +1,7 @@
-"""A job as one HTML page that needs no network: what it did, where its time went, and what to look at in its input."""
+"""Shows a job as one HTML page that needs no network.
+
+The page says what the job did, where its time went, and what to look at in its input.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +56,7 @@ _OF_GPUS = ("transfer", "ingest")
 
 _MOST_MATRIX = 12  # classes
 _MOST_KEPT = 8
-_LAST_BIN = 0.99  # of SCORES, within the one before it: the histogram has bins of one width
+_LAST_BIN = 0.99  # the last of SCORES, which the histogram adds to the bin before it, as its bins have one width
 _LENGTHS = [f"{a:,}" if b == a + 1 else f"{a:,} to {b - 1:,}" for a, b in pairwise(LENGTHS)]
 _LENGTHS += [f"{LENGTHS[-1]:,} and more"]
 _SCORES = [f"{low:.2f} to {low + 0.05:.2f}" for low in SCORES if low != _LAST_BIN]
@@ -67,9 +70,9 @@ class Bar:
     Attributes
     ----------
     name, value, note : str
-        What stands beside the bar.
+        The texts beside the bar.
     length : float
-        Its share of the longest, from 0 to 1.
+        The length of the bar as a share of the longest, from 0 to 1.
 
     """
 
@@ -80,8 +83,11 @@ class Bar:
 
 
 def save_looked(name: str, tables: Sequence[Facts], path: str) -> None:
-    """Show scores by value on the page of a job, in place of earlier ones, or on a new page. Raises UsageError for a
-    file that is no such page, OutputError where it cannot be written. tables: as `look` has them.
+    """Show scores by value on the page of a job, in place of earlier ones, or on a new page.
+
+    Raises UsageError if the file is not a page of a job, and OutputError if it cannot be written.
+
+    name: the output folder, as the user named it. tables: the result of `look`. path: the file of the page.
     """
     about = {"name": name, "tables": tables, "quantiles": QUANTILES, "shown": shown, "version": version("broadsheet")}
     made = _environment().get_template("looked.html.j2").render(about)
@@ -94,12 +100,12 @@ def save_looked(name: str, tables: Sequence[Facts], path: str) -> None:
 
 
 def page(report: JobReport) -> str:
-    """The page as HTML."""
+    """Return the page of a job as HTML."""
     return _environment().get_template("page.html.j2").render(_content(report))
 
 
 def _environment() -> Environment:
-    """Everything that comes from the input is escaped in it, and its control characters are escapes."""
+    """Return the environment of the templates. It escapes all text and every control character from the input."""
     how: dict[str, Any] = {"autoescape": True, "finalize": _finalize, "undefined": StrictUndefined, "trim_blocks": True}
     environment = Environment(loader=PackageLoader("broadsheet.pipeline", "report"), **how)
     environment.filters |= {"figure": figure, "time": time_text, "moment": moment_text}
@@ -108,7 +114,7 @@ def _environment() -> Environment:
 
 
 def _finalize(value: Any) -> Any:
-    """A value as the page shows it: a text `printable`, HTML that a macro made as it is."""
+    """Return a value as the page shows it: a text made `printable`, but HTML from a macro as it is."""
     return printable(value) if isinstance(value, str) and not isinstance(value, Markup) else value
 
 
@@ -152,13 +158,13 @@ def _labels(report: JobReport) -> list[Bar]:
 
 
 def _histogram(bins: Sequence[int]) -> list[Bar]:
-    """A histogram with bins of one width, of rows in the bins of SCORES."""
+    """Return a histogram with bins of one width from the number of rows in the bins of SCORES."""
     last = SCORES.index(_LAST_BIN)
     return _bars(_SCORES, [*bins[: last - 1], bins[last - 1] + bins[last]])
 
 
 def _samples(report: JobReport) -> list[tuple[str, list[Sample]]]:
-    """Rows of each label, the most frequent label first."""
+    """Return sample rows of each label, the most frequent label first."""
     found: dict[str, list[Sample]] = {}
     for one in report.run.shown.samples:
         found.setdefault(one.label, []).append(one)
@@ -166,7 +172,10 @@ def _samples(report: JobReport) -> list[tuple[str, list[Sample]]]:
 
 
 def _matrix(confusion: Confusion | None) -> list[tuple[str, list[tuple[int, float]]]] | None:
-    """Each true class with its rows by label, and their shares; None for many classes, or without a truth."""
+    """Return each true class with its number of rows by label and their shares.
+
+    Return None if there are many classes, or no row has a truth.
+    """
     if confusion is None or not confusion.rows or len(confusion.classes) > _MOST_MATRIX:
         return None
     totals = confusion.counts.sum(axis=1).clip(min=1)
@@ -177,7 +186,7 @@ def _matrix(confusion: Confusion | None) -> list[tuple[str, list[tuple[int, floa
 
 
 def _bars(names: Sequence[str], rows: Sequence[int]) -> list[Bar]:
-    """A histogram, from the first to the last class that occurs."""
+    """Return a histogram, from the first to the last bin that has rows."""
     occur = [i for i, n in enumerate(rows) if n]
     most, total = max(rows, default=0), sum(rows)
     return [
@@ -187,7 +196,10 @@ def _bars(names: Sequence[str], rows: Sequence[int]) -> list[Bar]:
 
 
 def _kept(model: ModelFigures) -> tuple[list[str], list[tuple[float, int, list[float]]]]:
-    """The most frequent labels; and for each threshold how many labels it keeps, its share of all and of each."""
+    """Return the most frequent labels, and what each threshold keeps.
+
+    A threshold has the number of labels that it keeps, and the kept shares of all labels and of each frequent label.
+    """
     labels = [name for name, _ in model.labels.most_common(_MOST_KEPT)]
     counts = [model.bins, *((model.scores or {})[name] for name in labels)]
     shares = [[n / sum(bins) for n in kept(bins)] for bins in counts]
@@ -195,7 +207,7 @@ def _kept(model: ModelFigures) -> tuple[list[str], list[tuple[float, int, list[f
 
 
 def _picture(draw: Callable[[float], Figure]) -> dict[str, str]:
-    """A drawing for desktop and one for mobile, as values of `src`."""
+    """Return a drawing for desktop and one for mobile, as values of `src`."""
     drawn = {"wide": draw(plots.WIDE), "narrow": draw(plots.NARROW)}
     encoded = ((name, base64.b64encode(plots.to_svg(one).encode()).decode()) for name, one in drawn.items())
     return {name: f"data:image/svg+xml;base64,{svg}" for name, svg in encoded}

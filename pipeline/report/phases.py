@@ -1,4 +1,4 @@
-"""How far a command is that takes a while: one bar for whatever it does, rows, fits or steps."""
+"""Shows how far a long command is, with one bar for rows, fits or steps."""
 
 from __future__ import annotations
 
@@ -16,13 +16,15 @@ _SECONDS_BETWEEN_LINES = 60.0
 
 
 class Phases:
-    """Shows how far each phase of a command is, once it has taken two seconds: what is done, the rate of the last ten
-    seconds, and the time that is left at this rate. On a terminal that is a bar, elsewhere a line a minute.
+    """Shows how far each phase of a command is, after the phase has taken two seconds.
+
+    It shows how much is finished, the rate of the last ten seconds, and the time that is left at this rate. On a
+    terminal it shows a bar, elsewhere a line per minute.
 
     Parameters
     ----------
     console : PlainConsole
-        Where it is shown.
+        The console to print to.
     clock : callable
         Returns the time in seconds.
 
@@ -41,15 +43,15 @@ class Phases:
         Parameters
         ----------
         phase : str
-            What is done. Another phase than before ends that one, and so does the last of its rows.
+            The name of the phase. A new name ends the phase before it. A phase also ends when `done` equals `most`.
         done : int
-            How much of it is done.
+            How many units are finished.
         most : int, optional
-            How much there is; None where that is not known.
+            How many units there are; None if it is unknown.
         unit : str
-            What is counted.
+            The unit that is counted.
         shown : str
-            What stands before the bar, where that changes within the phase.
+            The text before the bar, if it changes within the phase. Default: the name of the phase.
 
         """
         now = self._clock()
@@ -71,7 +73,7 @@ class Phases:
         self._bar.show(shown or phase, share, told, f"{shown or phase}: {told}")
 
     def spoke(self) -> None:
-        """Something else was printed: the next line can wait."""
+        """Note that something else was printed, so that the next line can wait."""
         self._bar.spoke()
 
     def stop(self) -> None:
@@ -81,7 +83,10 @@ class Phases:
 
 
 def progress_text(recent: deque[tuple[float, int]], most: int | None, unit: str) -> str:
-    """What is done, how fast, and how long the rest takes. recent: pairs of a time and what was done by then.
+    """Return how much is finished, how fast, and how long the rest takes.
+
+    recent: pairs of a time and the number of units that were finished by then. most: how many units there are; None if
+    it is unknown.
 
     >>> progress_text(deque([(0.0, 0), (10.0, 2000)]), 5000, "rows")
     '2,000 of 5,000 rows, 200/s, 0:00:15 left'

@@ -1,4 +1,4 @@
-"""The pictures of a job, a profile and an evaluation, drawn with Matplotlib."""
+"""Draws the pictures of a job, a profile and an evaluation with Matplotlib."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from .tables import figure as in_words
 from .timeline import Timeline, overlap, union
 
 WIDE, NARROW = 9.6, 4.0
-"""Inches: the width of a picture for desktop and mobile."""
+"""The width of a picture for desktop and for mobile, in inches."""
 
 COLORS = {
     "read": "#4c78a8",
@@ -36,7 +36,7 @@ COLORS = {
     "write": "#f2a541",
     "store": "#9d755d",
 }
-"""A color a lane, in the order of the timeline's rows."""
+"""The color of each lane, in the order of the timeline's rows."""
 
 _BOUND_COLORS = {"compute": "#2a9d5c", "memory": "#4c78a8", "latency": "#e45756"}
 _MOST_DEVICES = 32
@@ -51,7 +51,8 @@ _STYLE = {
 
 
 def timeline(job: Timeline, breakdown: Breakdown, width: float) -> Figure:
-    """A row for each lane of each device; the darker, the larger the share of that moment in which it was active."""
+    """Draw a row for each lane of each device. The darker a moment, the larger the share of it with an active span."""
+    # Compute the color of each lane at each moment.
     of_lane: dict[tuple[str, str], list[Span]] = defaultdict(list)
     for span in job.spans:
         of_lane[span.where, span.lane].append(span)
@@ -68,6 +69,8 @@ def timeline(job: Timeline, breakdown: Breakdown, width: float) -> Figure:
             color = np.array(mpl.colors.to_rgb(COLORS[lane]))
             picture[len(names)] = 1 - strength * (1 - color)
             names.append(lane)
+
+    # Draw a panel for each device.
     height = 0.2 * len(names) + 0.24 * len(devices) + 0.6
     with mpl.rc_context(_STYLE):
         drawn = Figure(figsize=(width, height), layout="constrained")
@@ -85,7 +88,10 @@ def timeline(job: Timeline, breakdown: Breakdown, width: float) -> Figure:
 
 
 def throughput(job: Timeline, breakdown: Breakdown, mean: float, width: float) -> Figure:
-    """Articles a second over time; those of a chunk are spread evenly over the time in which it was classified."""
+    """Draw articles per second over time.
+
+    The articles of a chunk are spread evenly over the time in which the chunk was classified.
+    """
     begin, end = _window(breakdown)
     infers = [s for s in job.spans if s.lane == "infer"]
     edges = np.linspace(begin, end, 1 + int(np.clip(len(infers), 8, 120)))
@@ -109,7 +115,7 @@ def throughput(job: Timeline, breakdown: Breakdown, mean: float, width: float) -
 
 
 def roofline(profile: Profile, width: float = WIDE) -> Figure:
-    """Every kernel with arithmetic, by its FLOP a byte and FLOP/s, under the measured ceilings."""
+    """Draw every kernel with arithmetic by its FLOP per byte and its FLOP/s, under the measured ceilings."""
     judged = [judge(k, profile.ceilings) for k in profile.kernels if k.flop]
     peak, bandwidth = profile.ceilings.flop_per_second, profile.ceilings.bytes_per_second
     xs = np.array([j.intensity for j in judged])
@@ -129,17 +135,17 @@ def roofline(profile: Profile, width: float = WIDE) -> Figure:
         handles = [Patch(color=color, label=f"{bound}-bound") for bound, color in _BOUND_COLORS.items()]
         axes.legend(handles=handles, loc="lower right", frameon=False)
         axes.yaxis.set_major_formatter(lambda value, _: in_words(value))
-        axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")  # its own writes powers as formulas
+        axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")  # the default formatter writes powers as formulas
         axes.grid(which="major", color="#e3e5e8", linewidth=0.6)
         axes.set_axisbelow(True)
     return drawn
 
 
 def _labels(judged: list[Judged]) -> list[tuple[tuple[float, float], str]]:
-    """The labels and their positions.
+    """Return the labels of the kernels and their positions.
 
-    Kernels close to each other share a label, below the lowest of them: their names and rates, the highest first, as
-    their dots lie.
+    Kernels close to each other share a label below the lowest of them. It has their names and rates, the highest first,
+    in the order of their dots.
     """
     groups: list[list[Judged]] = []
     for j in sorted(judged, key=lambda j: j.intensity):
@@ -160,7 +166,7 @@ def _labels(judged: list[Judged]) -> list[tuple[tuple[float, float], str]]:
 
 
 def confusion_matrix(confusion: Confusion) -> Figure:
-    """Rows by true class (downwards) and label, each shaded by its share of the true class."""
+    """Draw the number of rows by true class (downwards) and label, each shaded by its share of the true class."""
     names = [printable(name) for name in confusion.classes]
     side = max(4.0, 0.5 * len(names) + 2)
     shares = confusion.counts / confusion.counts.sum(axis=1, keepdims=True).clip(min=1)
@@ -180,8 +186,20 @@ def confusion_matrix(confusion: Confusion) -> Figure:
 
 
 def recall_by_share(recalls: Sequence[tuple[float, float]], chain: tuple[float, float], promised: float) -> Figure:
-    """Recall of what an encoder alone finds, over the share of texts about which it is asked, the best by the first
-    model: as it is for every share, where the chain asks, and as the chain promises.
+    """Draw the recall of a chain over the share of texts that its encoder is asked about.
+
+    The recall is the share of what the encoder alone finds. The encoder is asked about the best texts by the first
+    model.
+
+    Parameters
+    ----------
+    recalls : sequence of (float, float)
+        The share of asked texts and the recall, for each share.
+    chain : (float, float)
+        The share of asked texts and the recall of the chain.
+    promised : float
+        The recall that the chain promises.
+
     """
     with mpl.rc_context(_STYLE):
         drawn = Figure(figsize=(5.2, 4.2), layout="constrained")
@@ -198,7 +216,11 @@ def recall_by_share(recalls: Sequence[tuple[float, float]], chain: tuple[float, 
 
 
 def reliability_diagram(reliability: Reliability, before: Reliability | None) -> Figure:
-    """Accuracy by score, as bars over the bins, and how many rows each bin has. before: without temperature, a line."""
+    """Draw the accuracy by score, as bars over the bins, and the number of rows in each bin.
+
+    before: the reliability without the temperature, which is drawn as a line; None to leave it out.
+    """
+    # Draw the accuracy of each bin, with its interval.
     some = [b for b in reliability.bins if b.rows]
     with mpl.rc_context(_STYLE):
         drawn = Figure(figsize=(4.6, 5.2), layout="constrained")
@@ -220,6 +242,7 @@ def reliability_diagram(reliability: Reliability, before: Reliability | None) ->
             axes.plot(*places, "o-", color=COLORS["write"], markersize=4, label=name)
         axes.set(xlim=(0, 1), ylim=(0, 1), ylabel="share of labels that are right")
         axes.legend(loc="upper left", frameon=False)
+        # Draw the number of rows of each bin below.
         below.bar(left, [b.rows for b in some], width, color="#c9ccd1", **look)
         below.set(xlabel="score of the label", ylabel="rows")
         below.yaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
@@ -235,7 +258,7 @@ def save_png(drawn: Figure, path: str | Path) -> None:
 
 
 def to_svg(drawn: Figure) -> str:
-    """The picture as SVG text, letters drawn as outlines, so that it looks the same everywhere."""
+    """Return a picture as SVG text. Its letters are outlines, so that it looks the same everywhere."""
     text = io.StringIO()
     with mpl.rc_context(_STYLE | {"svg.fonttype": "path", "svg.hashsalt": "broadsheet"}):
         drawn.savefig(text, format="svg", metadata={"Date": None})

@@ -1,4 +1,4 @@
-"""What went wrong with the input of a job, by file and reason, for programs."""
+"""Lists the problems with the input of a job by file and reason, for programs to read."""
 
 from __future__ import annotations
 
@@ -14,32 +14,33 @@ if TYPE_CHECKING:
     from .job import JobReport
 
 MOST_ROWS = 1_000_000
-"""Quarantined rows that are counted by file and reason; there may be very many."""
+"""The limit of quarantined rows that are counted by file and reason, as there may be very many."""
 
 Kind = Literal["unread", "in part", "quarantined", "set aside", "note", "skipped"]
 """The kinds of problems, in the order in which they are listed."""
 
 
 class Trouble(msgspec.Struct, frozen=True):
-    """A file of the input that is not labelled wholly, and one reason for it.
+    """A problem with a file of the input, and one reason for it.
 
     Attributes
     ----------
     kind : str
-        "unread": nothing was read of it. "in part": not all was read, or its columns differ. "quarantined": rows of it
-        were read and have no label. "set aside": a chunk is left to another run. "note": all of it was read, and may
-        not be what it should be. "skipped": it is no input.
+        "unread": nothing of the file was read. "in part": only a part was read, or its columns differ. "quarantined":
+        some rows were read but have no label. "set aside": a chunk is left to another run. "note": the whole file was
+        read, but its content may be wrong. "skipped": the file is no input.
     path : str or None
         The file as the output names it, or the chunk that was set aside; None for quarantined rows that were not
         counted by file.
     reason : str
-        Why; of quarantined rows that of the first one. Rows whose reasons differ in numbers alone are counted together.
+        The reason. For quarantined rows it is the reason of the first one; rows whose reasons differ only in numbers
+        are counted together.
     rows_read : int or None
-        Rows that were read of the file; None where that is not known.
+        The number of rows that were read from the file; None if it is unknown.
     rows_lost : int or None
-        Rows without a label for this reason; None where that is not known.
+        The number of rows without a label for this reason; None if it is unknown.
     remedy : str or None
-        The flags with which the same command labels them, once the cause is gone; None where none does.
+        The flags with which the same command labels these rows after the cause is gone; None if no flags do.
 
     """
 
@@ -52,7 +53,7 @@ class Trouble(msgspec.Struct, frozen=True):
 
 
 def troubles(report: JobReport) -> list[Trouble]:
-    """What went wrong with the input of a job: of each kind the files that lose most rows first."""
+    """Return the problems with the input of a job, sorted by kind. Files that lose most rows come first."""
     found = [*_of_files(report), *_quarantined(report)]
     found += [Trouble("set aside", name, why, None, None, "--resume") for name, why in report.run.set_aside]
     found += [
@@ -65,12 +66,12 @@ def troubles(report: JobReport) -> list[Trouble]:
 
 
 def as_json_lines(found: list[Trouble]) -> bytes:
-    """As `_runs/ID.problems.jsonl` has them."""
+    """Return problems as JSON lines, for `_runs/ID.problems.jsonl`."""
     return b"".join(msgspec.json.encode(one) + b"\n" for one in found)
 
 
 def _of_files(report: JobReport) -> Iterator[Trouble]:
-    """Files that could not be opened, or not read to their end."""
+    """Yield the files that could not be opened or read to their end."""
     unread, repair = dict(report.tally.unread), report.job.repair_flags
     for path, message in report.tally.problems:
         reason = message.removeprefix(f"{path}: ")
@@ -81,7 +82,7 @@ def _of_files(report: JobReport) -> Iterator[Trouble]:
 
 
 def _quarantined(report: JobReport) -> Iterator[Trouble]:
-    """Rows in quarantine by file and reason."""
+    """Yield the rows in quarantine, counted by file and reason."""
     counts: Counter[tuple[str, str]] = Counter()
     first: dict[tuple[str, str], str] = {}
     for file, reason in report.results.each_quarantined(MOST_ROWS):

@@ -1,6 +1,7 @@
-"""A job's rows: in memory, each row of the input once; or in its output folder, labelled and quarantined ones apart.
+"""Gives the rows of a job, which are in memory or in its output folder.
 
-In memory they can be joined to the frame that was classified, of pandas, Polars or Arrow: by position.
+In memory, each row of the input occurs once. A folder holds the labelled and the quarantined rows separately. Rows in
+memory can be joined by position to the frame that was classified, which is one of pandas, Polars or Arrow.
 """
 
 from __future__ import annotations
@@ -42,15 +43,15 @@ class Results:
     Parameters
     ----------
     schema : pyarrow.Schema
-        Of its parts.
+        The schema of the job's parts.
     folder : OutputFolder or None
         The output folder; None for rows in memory.
     job : str
-        Its id.
+        The id of the job.
     source : object
-        The input, to which rows in memory may be joined.
+        The input, which rows in memory may be joined to.
     selection : Selection
-        By which texts were taken from it.
+        The selection that took the texts from the input.
 
     """
 
@@ -61,7 +62,7 @@ class Results:
         self._folder = folder
         self._job = job
         self._selection = selection
-        pandas = sys.modules.get("pandas")  # whoever has a pandas object has imported it
+        pandas = sys.modules.get("pandas")  # a user who has a pandas object has imported pandas
         indexed = pandas is not None and isinstance(source, pandas.DataFrame | pandas.Series)
         self._index_of_source: pd.Index | None = source.index if indexed else None
         self._copied = len(selection.row_schema)  # columns before the label: `file`, `row` and the kept ones
@@ -69,16 +70,16 @@ class Results:
         self._written: pa.Table | None = None
 
     def add(self, chunk: str, rows: ChunkRows) -> None:
-        """Keep the rows of a chunk of results in memory. chunk: its name."""
+        """Keep the rows of a chunk of results in memory. chunk: the name of the chunk."""
         self._chunks[chunk] = rows
 
     def set_aside(self, chunk: str, sources: Sequence[RowRange], reason: str) -> None:
-        """Keep the rows of a chunk without a result, where there is no output folder."""
+        """Keep the rows of a chunk without a result, if there is no output folder."""
         if self._folder is None:
             self.add(chunk, ChunkRows(rows_set_aside(self._schema, sources, reason), QUARANTINE_SCHEMA.empty_table()))
 
     def write(self, file: OneFile, keep_folder: bool) -> None:
-        """Write the rows into one file. Where their folder is not kept, they stay in memory."""
+        """Write the rows into one file. If the folder is not kept, the rows stay in memory."""
         rows = self.rows()
         file.write(rows)
         if not keep_folder:
@@ -86,7 +87,7 @@ class Results:
             file.remove_folder()
 
     def rows(self) -> pa.Table:
-        """In input order: in memory every row, from a folder those that are labelled."""
+        """Return the rows in input order: every row in memory, or the labelled rows of a folder."""
         if self._written is not None:
             return self._written
         if self._folder is None:
@@ -98,14 +99,14 @@ class Results:
         return pa.concat_tables([self._schema.empty_table(), *tables])
 
     def frame(self) -> pd.DataFrame:
-        """`rows` as pandas has them, with the index of the input."""
+        """Return `rows` as a pandas DataFrame, with the index of the input."""
         rows = self.rows()
         frame = as_pandas(rows)
         index = self._index(rows)
         return frame if index is None else frame.set_axis(index)
 
     def _index(self, rows: pa.Table) -> pd.Index | None:
-        """The index of the input; None where it has none."""
+        """Return the index of the input for these rows; None if the input has no index."""
         index = self._index_of_source
         if index is not None:
             return index if len(index) == len(rows) else index.take(rows["row"].to_numpy())
@@ -114,7 +115,7 @@ class Results:
         return partitions[0].append(partitions[1:]) if partitions else None
 
     def join(self, frame: Frame, suffix: str | None) -> Frame:
-        """The frame with the columns that the job computed. Raises UsageError for a frame that has other rows."""
+        """Return the frame with the columns that the job computed. Raises UsageError if the frame has other rows."""
         refuse_taken(frame, self._schema.names[self._copied :], suffix)
         if self._folder is not None:
             raise UsageError(
@@ -128,10 +129,10 @@ class Results:
         return joined
 
     def _refuse_other_texts(self, frame: Any) -> None:
-        """Raise UsageError for a frame with other texts than those that were classified, or in another order."""
+        """Raise UsageError if a frame has other texts than those that were classified, or in another order."""
         asked = replace(self._selection, kept=(), kept_types=(), truth=None)
-        names = [str(name) for name in _names(frame)]  # as Arrow has them
-        # The texts of a list have no name: they may be in any column.
+        names = [str(name) for name in _names(frame)]  # Arrow has strings as names
+        # The texts of a list have no name, so they may be in any column.
         is_named = all(may_hold(names, [name]) for name in asked.text)
         choices = [asked.text] if is_named or asked.join else [(name,) for name in names]
         chunks = [texts for text in choices if (texts := _texts_of(frame, replace(asked, text=text))) is not None]
@@ -146,7 +147,7 @@ class Results:
             )
 
     def _first_difference(self, texts: Chunk) -> tuple[int, int] | None:
-        """The first and last row of the first chunk that had other texts; None where there is none."""
+        """Return the first and the last row of the first chunk that had other texts; None if there is no such chunk."""
         at = 0
         for chunk in self._in_order():
             rows = len(chunk.table)
@@ -156,11 +157,11 @@ class Results:
         return None
 
     def quarantined(self) -> pa.Table:
-        """In input order: file, row, byte_offset, reason, head."""
+        """Return the quarantined rows in input order: file, row, byte_offset, reason, head."""
         return pa.concat_tables([QUARANTINE_SCHEMA.empty_table(), *self._quarantined()])
 
     def first_quarantined(self, count: int) -> list[dict[str, Any]]:
-        """The first quarantined rows, without reading them all."""
+        """Return the first quarantined rows, without reading all of them."""
         rows: list[dict[str, Any]] = []
         for table in self._quarantined():
             rows += table.slice(0, count - len(rows)).to_pylist()
@@ -169,7 +170,7 @@ class Results:
         return rows
 
     def each_quarantined(self, most: int) -> Iterator[tuple[str, str]]:
-        """File and reason of each quarantined row, of so many at most."""
+        """Yield the file and the reason of each quarantined row, up to a limit. most: the limit of rows."""
         left = most
         for table in self._quarantined():
             part = table.slice(0, left)
@@ -188,18 +189,21 @@ class Results:
         return (rows for _, rows in sorted(self._chunks.items()))
 
     def _quarantine_files(self, folder: OutputFolder) -> Iterator[tuple[bytes, Location]]:
-        """The job's own: one that was overwritten may still have written there."""
+        """Return the content and the path of each quarantine file of this job.
+
+        Other files are left out, because a job that was overwritten may still have written there.
+        """
         names = filter(folder.counts(self._job), folder.store.files(QUARANTINE))
         return ((folder.store.read(name), folder.path / name) for name in names)
 
 
 def is_frame(source: Any) -> bool:
-    """Whether columns can be added to it."""
+    """Return whether columns can be added to an object."""
     return isinstance(source, pa.Table) or _is_pandas(source) or _is_polars(source)
 
 
 def refuse_taken(frame: Any, names: Sequence[str], suffix: str | None) -> None:
-    """Raise UsageError for what is no frame, and for one that has a column of one of these names."""
+    """Raise UsageError if the object is not a frame, or if it has a column of one of these names."""
     if not is_frame(frame):
         kind = f"{type(frame).__module__.partition('.')[0]} {type(frame).__name__}"
         remedy = "give a pandas DataFrame, a Polars DataFrame or a pyarrow Table"
@@ -211,7 +215,7 @@ def refuse_taken(frame: Any, names: Sequence[str], suffix: str | None) -> None:
 
 
 def _refuse_other_rows(frame: Any, rows: int, index: pd.Index | None) -> None:
-    """Raise UsageError for a frame with another number of rows, or another index, than what was classified."""
+    """Raise UsageError if a frame has another number of rows, or another index, than the rows that were classified."""
     if len(frame) != rows:
         fewer = "; results of a job with --limit or --where are joined by `row`" if rows < len(frame) else ""
         raise UsageError(f"the frame has {len(frame):,} rows, the job's results have {rows:,}. {_AGAIN}{fewer}")
@@ -220,7 +224,7 @@ def _refuse_other_rows(frame: Any, rows: int, index: pd.Index | None) -> None:
 
 
 def _texts_of(frame: Any, selection: Selection) -> Chunk | None:
-    """The texts of a frame, as they are taken to be classified; None where the columns hold none."""
+    """Return the texts of a frame as `classify` takes them; None if the columns hold no texts."""
     try:
         held = as_tables(frame) or as_items(frame)
         chunks = list(held.chunks(selection, len(frame) + 1, replace(LIMITS, chunk_bytes=sys.maxsize)) if held else ())
@@ -230,7 +234,7 @@ def _texts_of(frame: Any, selection: Selection) -> Chunk | None:
 
 
 def _part(chunk: Chunk, first: int, count: int) -> Chunk:
-    """Of a chunk of rows from 0 on, those of some numbers."""
+    """Return the part of a chunk, whose rows start at 0, with the rows from `first` to `first + count`."""
     begin, end = np.searchsorted(chunk.rows.column("row").to_numpy(), [first, first + count])
     sources = (RowRange(MEMORY, first, count),)
     assert isinstance(chunk.text, pa.Array)
@@ -240,7 +244,7 @@ def _part(chunk: Chunk, first: int, count: int) -> Chunk:
 
 
 def with_columns(frame: Any, added: pa.Table, suffix: str | None) -> Any:
-    """The frame with these columns after its own."""
+    """Return the frame with these columns after its own."""
     added = added.rename_columns(_renamed(frame, added.column_names, suffix))
     if isinstance(frame, pa.Table):
         for field, column in zip(added.schema, added.columns, strict=True):
@@ -252,9 +256,9 @@ def with_columns(frame: Any, added: pa.Table, suffix: str | None) -> Any:
 
 
 def as_pandas(table: pa.Table) -> pd.DataFrame:
-    """The table in pandas; integers and booleans stay what they are where some are null, in nullable columns.
+    """Return a table as a pandas DataFrame. Columns of integers or booleans with nulls have a nullable type.
 
-    Raises UsageError without pandas.
+    Raises UsageError if pandas is not installed.
     """
     try:
         import pandas as pd
@@ -273,7 +277,7 @@ _INTEGERS = ("Int8", "Int16", "Int32", "Int64", "UInt8", "UInt16", "UInt32", "UI
 
 
 def _is_pandas(source: Any) -> bool:
-    pandas = sys.modules.get("pandas")  # whoever has one of its frames has imported it
+    pandas = sys.modules.get("pandas")  # a user who has one of its frames has imported it
     return pandas is not None and isinstance(source, pandas.DataFrame)
 
 
@@ -287,5 +291,5 @@ def _names(frame: Any) -> list[Any]:
 
 
 def _renamed(frame: Any, names: Sequence[str], suffix: str | None) -> list[str]:
-    """The names with the suffix, where the frame has a column of that name."""
+    """Return the names, with the suffix added to each name that the frame has already."""
     return [name + suffix if suffix and name in _names(frame) else name for name in names]

@@ -1,4 +1,7 @@
-"""A job in a few lines, for the terminal, `print(report)` and a notebook; what it did not read; hints."""
+"""Describes a job in a few lines, for the terminal, `print(report)` and a notebook.
+
+Other functions give a line for the input that was not read, and hints.
+"""
 
 from __future__ import annotations
 
@@ -31,14 +34,15 @@ _WIDTH, _INDENT = 80, 10
 _MOST_CLASSES = 10
 
 LOOKED_AT = 10_000
-"""Quarantined rows that are looked at: all of those in a small job, a sample in a large one."""
+"""The limit of quarantined rows that are examined: all rows of a small job, a sample of a large one."""
 
 _MANY = 0.1
-"""The share of rows that are not text, from which the encoding is more likely to be wrong than the rows."""
+"""If at least this share of the rows is not text, a wrong encoding is more likely than wrong rows."""
 
 
 def facts(job: JobFacts, tally: Tally, run: RunFacts) -> Iterator[tuple[str, str]]:
-    """Name and value of each fact, without the output folder."""
+    """Yield the name and the value of each fact, without the output folder."""
+    # Count the rows, files and chunks.
     yield "rows", f"{tally.rows_read:,} {balance(tally)}"
     if run.chunks_before:
         chunks = tally.chunks - (tally.earlier.chunks if tally.earlier else 0)
@@ -47,12 +51,14 @@ def facts(job: JobFacts, tally: Tally, run: RunFacts) -> Iterator[tuple[str, str
         yield "update", str(job.growth)
     if run.compacted is not None:
         yield "parts", compacted_line(run.compacted)
+    # Say how long it took and what computed the labels.
     pace = f"; {run.articles_per_second:,.0f} articles a second once started" if run.rows else ""
     yield "time", f"{run.seconds:,.1f} s{pace}"
     if read := read_line(run.read_by):
         yield "read", read
     yield "model", job.model + (f", for {job.meant_for}" if job.meant_for else "")
     yield "on", job.backend.partition(" (")[0]  # the versions are in the records and on the page
+    # Describe the labels and the texts.
     if job.label_numbers_from is not None:
         yield "truth", class_numbers_line(job.label_numbers_from, job.classes)
     if job.no_gpu:
@@ -72,16 +78,16 @@ def facts(job: JobFacts, tally: Tally, run: RunFacts) -> Iterator[tuple[str, str
 
 
 def compacted_line(parts: Compacted) -> str:
-    """What was done to small parts."""
+    """Return a line about how small parts were joined."""
     if not parts.joined:
         return f"{parts.parts_after:,}, none to join"
     return f"{parts.parts_after:,}, after {parts.joined:,} of {parts.parts_before:,} were joined"
 
 
 def read_line(records: Counter[str]) -> str | None:
-    """How many records a GPU has read, and how many the host, and why; None where no GPU has read any.
+    """Return a line that says how many records a GPU has read, and how many the host has read and why.
 
-    records: by the keys of `telemetry.read_by`.
+    Return None if no GPU has read any. records: the number of records by the keys of `telemetry.read_by`.
     """
     if not records[BY_GPU]:
         return None
@@ -91,7 +97,10 @@ def read_line(records: Counter[str]) -> str | None:
 
 
 def unknown_labels_line(counts: Mapping[str, int], classes: Sequence[str]) -> str | None:
-    """A line about labels that name no class of the model; None where there are none. counts: rows by label."""
+    """Return a line about labels that name no class of the model; None if there are none.
+
+    counts: the number of rows by label.
+    """
     if not counts:
         return None
     shown = [f"{label!r} in {counted(rows, 'row')}" for label, rows in Counter(counts).most_common()]
@@ -105,12 +114,15 @@ def unknown_labels_line(counts: Mapping[str, int], classes: Sequence[str]) -> st
 
 
 def doubt(job: JobFacts, tally: Tally) -> str | None:
-    """One line about the rows that the model could hardly judge; None where there are none."""
+    """Return one line about the rows that the model could hardly judge; None if there are none."""
     return doubt_line(tally.doubtful, job.model, job.meant_for)
 
 
 def doubt_line(doubtful: Counter[str], model: str, meant_for: str | None) -> str | None:
-    """The same, of rows by reason."""
+    """Return one line about the rows that the model could hardly judge; None if there are none.
+
+    doubtful: the number of rows by reason. meant_for: the texts that the model is for.
+    """
     rows = sum(doubtful.values())
     if not rows:
         return None
@@ -121,7 +133,7 @@ def doubt_line(doubtful: Counter[str], model: str, meant_for: str | None) -> str
 
 
 def unfinished(job: JobFacts, run: RunFacts) -> str | None:
-    """What is left to do; None for a job that is done."""
+    """Return a line about what is left to do; None for a finished job."""
     if run.set_aside:
         if not job.growth and any("changed since the job was planned" in reason for _, reason in run.set_aside):
             remedy = "start again with --overwrite"
@@ -135,7 +147,7 @@ def unfinished(job: JobFacts, run: RunFacts) -> str | None:
 
 
 def as_text(job: JobFacts, tally: Tally, run: RunFacts) -> str:
-    """Lines of up to 80 columns; a path stays on one."""
+    """Return the facts as lines of up to 80 columns. A path stays on one line."""
     lines = []
     for name, value in _all_facts(job, tally, run):
         begin = f"{name:>{_INDENT - 2}}  "
@@ -149,7 +161,7 @@ def as_text(job: JobFacts, tally: Tally, run: RunFacts) -> str:
 
 
 def as_html(job: JobFacts, tally: Tally, run: RunFacts) -> str:
-    """A small table, with a link to the page if one was written."""
+    """Return the facts as a small HTML table, with a link to the page if there is one."""
     rows = [(escape(printable(name)), escape(printable(value))) for name, value in _all_facts(job, tally, run)]
     if job.output:
         rows.append(("output", f"<code>{escape(printable(job.output))}</code>"))
@@ -189,7 +201,7 @@ def _remarks(job: JobFacts, tally: Tally, run: RunFacts) -> list[str]:
 
 
 def not_read(tally: Tally | Totals, set_aside: Sequence[tuple[str, str]]) -> list[str]:
-    """A line for each kind of what was skipped or read in part, with a count and the first names."""
+    """Return a line for each kind of input that was skipped or read in part, with a count and the first names."""
     lines = []
     if tally.unread:
         lines.append(unread_line(tally.unread))
@@ -206,7 +218,7 @@ def not_read(tally: Tally | Totals, set_aside: Sequence[tuple[str, str]]) -> lis
 
 
 def left_out_line(left_out: Sequence[tuple[str, str]]) -> str:
-    """How many files were skipped, and for each reason the first of them."""
+    """Return a line that says how many files were skipped, and for each reason the first of them."""
     by_reason: dict[str, list[str]] = {}
     for path, reason in left_out:
         by_reason.setdefault(reason, []).append(path)
@@ -215,7 +227,10 @@ def left_out_line(left_out: Sequence[tuple[str, str]]) -> str:
 
 
 def repair_line(tally: Tally, repair_flags: str) -> str:
-    """What labels the files that could not be read, once they can be. repair_flags: as of `JobFacts`."""
+    """Return a line that says how to label the files that could not be read, after they are repaired.
+
+    repair_flags: see `JobFacts`.
+    """
     line = f"Once a file is repaired, {repair_flags} labels it"
     line += ", without the rest of the job" if "--update" in repair_flags else ", with the rest of the job"
     if tally.again:
@@ -224,7 +239,7 @@ def repair_line(tally: Tally, repair_flags: str) -> str:
 
 
 def unread_line(unread: Sequence[tuple[str, int | None]]) -> str:
-    """How many files were not read, and how many rows those have of which the number is known."""
+    """Return a line that says how many files were not read, and how many rows they have, as far as it is known."""
     known = [rows for _, rows in unread if rows]
     rows = counted(sum(known), "row") + ("" if len(known) == len(unread) else f" in {len(known):,} of them")
     return f"{_count(unread, 'not read')}{f' ({rows})' if known else ''}: {first_of([path for path, _ in unread])}"
@@ -235,7 +250,7 @@ def _count(items: Sequence[object], what: str, kind: str = "file") -> str:
 
 
 def hints(job: JobFacts, tally: Tally, results: Results) -> list[str]:
-    """Lines that name an option by which more rows, or more of them, may be read."""
+    """Return lines that name an option by which more rows or columns may be read."""
     lines = []
     if tally.not_copied:
         keys = [f"{key!r} of {counted(rows, 'row')}" for key, rows in tally.not_copied.most_common()]
@@ -255,14 +270,14 @@ def hints(job: JobFacts, tally: Tally, results: Results) -> list[str]:
 
 
 def too_many_quarantined(quarantined: int, read: int, limit: str | int) -> str | None:
-    """A line where more rows are in quarantine than the option `max_quarantined` allows."""
+    """Return a line if more rows are in quarantine than the option `max_quarantined` allows, else None."""
     if quarantined <= most_allowed("max_quarantined", limit, read, "rows"):
         return None
     return f"{quarantined:,} of {read:,} rows are in quarantine, more than --max-quarantined {limit}: exit code 3"
 
 
 def too_many_unread(unread: int, files: int, limit: str | int) -> str | None:
-    """A line where more files could not be read wholly than the option `max_unread` allows."""
+    """Return a line if more files could not be read completely than the option `max_unread` allows, else None."""
     if unread <= most_allowed("max_unread", limit, files, "files"):
         return None
     verb = "was" if unread == 1 else "were"
@@ -271,16 +286,16 @@ def too_many_unread(unread: int, files: int, limit: str | int) -> str | None:
 
 
 class OfReason(NamedTuple):
-    """Rows in quarantine for one reason, numbers in it apart.
+    """The rows in quarantine for one reason. Reasons that differ only in numbers are the same.
 
     Attributes
     ----------
     rows : int
-        How many there are.
+        The number of rows.
     first : mapping
-        The first of them.
+        The first of the rows.
     files : Counter of str
-        How many there are in each file.
+        The number of rows in each file.
 
     """
 
@@ -290,7 +305,7 @@ class OfReason(NamedTuple):
 
     @property
     def others(self) -> str:
-        """How many there are beside the first, and in which files most are; empty where there are none."""
+        """A note about the other rows: how many there are, and in which files most are. Empty for a single row."""
         if self.rows == 1:
             return ""
         most = [f"{rows:,} in {path}" for path, rows in self.files.most_common()]
@@ -298,12 +313,12 @@ class OfReason(NamedTuple):
 
 
 def without_numbers(reason: str) -> str:
-    """A reason with N in place of each number, the same for rows with one cause."""
+    """Return a reason with N in place of each number, so that rows with one cause have the same reason."""
     return re.sub(r"0x[0-9a-f]+|[\d,]*\d", "N", reason)
 
 
 def reasons(quarantined: Iterable[Mapping[str, Any]]) -> list[OfReason]:
-    """The rows in quarantine for each reason, the most frequent first."""
+    """Group the rows in quarantine by reason, the most frequent reason first."""
     by_reason: dict[str, list[Mapping[str, Any]]] = {}
     for row in quarantined:
         by_reason.setdefault(without_numbers(row["reason"]), []).append(row)
@@ -312,8 +327,17 @@ def reasons(quarantined: Iterable[Mapping[str, Any]]) -> list[OfReason]:
 
 
 def encoding_hint(encodings: Counter[str], read: int, quarantined: int, looked_at: int) -> str | None:
-    """A line where many of the rows that were read are not text. encodings: that they do not have, over `looked_at` of
-    those in quarantine.
+    """Return a line if many of the rows that were read are not text in the expected encoding, else None.
+
+    Parameters
+    ----------
+    encodings : Counter of str
+        How many of the examined rows are not text, by the encoding that they were expected to have.
+    read, quarantined : int
+        How many rows were read, and how many are in quarantine.
+    looked_at : int
+        How many of the rows in quarantine were examined.
+
     """
     encoding, count = next(iter(encodings.most_common(1)), ("", 0))
     rows = count * quarantined // max(looked_at, 1)
