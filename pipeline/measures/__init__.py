@@ -1,1 +1,1 @@
-"""How good a model is: accuracy, F1, reliability; and what is fitted to that."""
+"""Measures how good a model is (accuracy, F1, reliability), and fits thresholds to that."""

@@ -1,4 +1,4 @@
-"""Accuracy, precision, recall and F1 where a text has one label, and where it may have several."""
+"""Computes accuracy, precision, recall and F1 for texts with one label and for texts with several."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ class ClassFigures(NamedTuple):
     Attributes
     ----------
     name : str
-        The class.
+        The name of the class.
     precision : float
-        Share of the rows with this label whose true class it is; nan where there are none.
+        The share of the rows with this label that have this true class; nan if no row has the label.
     recall : float
-        Share of the rows of this true class that have its label; nan where there are none.
+        The share of the rows of this true class that have its label; nan if no row has the true class.
     f1 : float
-        Harmonic mean of precision and recall; nan where neither is defined.
+        The harmonic mean of precision and recall; nan if neither is defined.
     support : int
-        Rows of this true class.
+        The number of rows of this true class.
     precision_interval, recall_interval : Interval
-        Of precision and recall, with 95 % confidence.
+        The 95 % confidence intervals of precision and recall.
 
     """
 
@@ -50,13 +50,14 @@ class Confusion:
     Attributes
     ----------
     classes : tuple of str
-        Names of the classes.
+        The names of the classes.
     counts : int64 [classes, classes]
-        Rows by true class and predicted class.
+        The number of rows by true class and predicted class.
     without_truth : int
-        Rows whose truth column names no class of the model; no other figure counts them.
+        The number of rows whose truth column names no class of the model. No other figure counts them.
     unlabelled : int64 [classes]
-        Rows by true class that were given no label, since their score was too low; no other figure counts them.
+        The number of rows by true class that got no label, because their score was too low. No other figure counts
+        them.
 
     """
 
@@ -67,13 +68,14 @@ class Confusion:
 
     @property
     def rows(self) -> int:
-        """Rows with a truth and a label."""
+        """The number of rows with a truth and a label."""
         return int(self.counts.sum())
 
     @property
     def pairs(self) -> tuple[tuple[int, int, int], ...]:
-        """(true class, predicted class, rows), as `confusion_of` takes them; of rows without a truth the predicted
-        class is not known any more, and 0.
+        """The counts as tuples (true class, predicted class, rows), which `confusion_of` takes.
+
+        The predicted class of rows without a truth is no longer known and given as 0.
         """
         cells = [(int(a), int(b), int(self.counts[a, b])) for a, b in np.argwhere(self.counts)]
         cells += [(a, NO_LABEL, n) for a, n in enumerate(self.unlabelled.tolist()) if n]
@@ -81,33 +83,33 @@ class Confusion:
 
     @property
     def correct(self) -> int:
-        """Rows whose label is the true class."""
+        """The number of rows whose label is the true class."""
         return int(np.trace(self.counts))
 
     @property
     def accuracy(self) -> float:
-        """Share of rows labelled right; nan where there are none."""
+        """The share of rows with the right label; nan without rows."""
         return _share(self.correct, self.rows)
 
     @property
     def interval(self) -> Interval:
-        """Where the accuracy on all rows like these is, with 95 % confidence."""
+        """The 95 % confidence interval of the accuracy on all rows like these."""
         return wilson(self.correct, self.rows)
 
     @property
     def standard_error(self) -> float:
-        """Standard error of the accuracy as a binomial proportion; nan where there are no rows."""
+        """The standard error of the accuracy as a binomial proportion; nan without rows."""
         return float(np.sqrt(self.accuracy * (1 - self.accuracy) / self.rows)) if self.rows else float("nan")
 
     def mistakes(self, count: int) -> list[tuple[str, str, int]]:
-        """The most frequent ones: true class, label, rows."""
+        """Return the most frequent mistakes as tuples of true class, label and number of rows."""
         wrong = self.counts - np.diag(np.diag(self.counts))
         most = np.argsort(-wrong, axis=None, kind="stable")[:count]
         places = zip(*np.unravel_index(most, wrong.shape), strict=True)
         return [(self.classes[i], self.classes[j], int(wrong[i, j])) for i, j in places if wrong[i, j]]
 
     def per_class(self) -> list[ClassFigures]:
-        """The figures of each class, in order."""
+        """Return the figures of each class, in order."""
         figures = []
         for i, name in enumerate(self.classes):
             hits, true, given = int(self.counts[i, i]), int(self.counts[i].sum()), int(self.counts[:, i].sum())
@@ -120,7 +122,10 @@ class Confusion:
 def confusion_of(
     pairs: Iterable[tuple[int, int, int]], classes: tuple[str, ...], before: Confusion | None = None
 ) -> Confusion:
-    """The matrix of any number of `count_pairs` results. The counts of `before`, if given, are added to in place."""
+    """Return the confusion matrix of any number of `count_pairs` results.
+
+    If `before` is given, its counts are changed in place.
+    """
     size = len(classes)
     before = before or Confusion(classes, np.zeros((size, size), np.int64), 0, np.zeros(size, np.int64))
     counts, without, unlabelled = before.counts, before.without_truth, before.unlabelled
@@ -140,19 +145,19 @@ class LabelFigures(NamedTuple):
     Attributes
     ----------
     name : str
-        The class.
+        The name of the class.
     precision : float
-        Share of the rows that were given this label, and have it; nan where none were given it.
+        The share of the rows given this label that have it; nan if no row was given it.
     recall : float
-        Share of the rows that have this label, and were given it; nan where none have it.
+        The share of the rows with this label that were given it; nan if no row has it.
     f1 : float
-        Harmonic mean of precision and recall; nan where neither is defined.
+        The harmonic mean of precision and recall; nan if neither is defined.
     support : int
-        Rows that have this label.
+        The number of rows that have this label.
     given : int
-        Rows that were given it.
+        The number of rows that were given this label.
     precision_interval, recall_interval : Interval
-        Of precision and recall, with 95 % confidence.
+        The 95 % confidence intervals of precision and recall.
 
     """
 
@@ -168,18 +173,18 @@ class LabelFigures(NamedTuple):
 
 @dataclass(frozen=True)
 class LabelCounts:
-    """Labels that rows have and were given.
+    """Counts of the labels that rows have and that they were given.
 
     Attributes
     ----------
     classes : tuple of str
-        Names of the classes.
+        The names of the classes.
     rows : int
-        Rows that were counted.
+        The number of rows that were counted.
     exact : int
-        Rows that were given exactly the labels that they have.
+        The number of rows that were given exactly the labels that they have.
     hits, given, true : int64 [classes]
-        Rows that have a label and were given it, that were given it, and that have it.
+        The number of rows that have a label and were given it, that were given it, and that have it.
 
     """
 
@@ -192,17 +197,17 @@ class LabelCounts:
 
     @classmethod
     def of(cls, classes: tuple[str, ...], given: NDArray[np.bool_], true: NDArray[np.bool_]) -> LabelCounts:
-        """Count N rows. given, true: which labels each was given, and has, [N, classes]."""
+        """Count N rows. given, true: which labels each row was given, and which it has, [N, classes]."""
         exact = int((given == true).all(axis=1).sum())
         return cls(classes, len(given), exact, (given & true).sum(axis=0), given.sum(axis=0), true.sum(axis=0))
 
     def __add__(self, other: LabelCounts) -> LabelCounts:
-        """The counts of both."""
+        """Return the sums of both counts."""
         hits, given, true = self.hits + other.hits, self.given + other.given, self.true + other.true
         return LabelCounts(self.classes, self.rows + other.rows, self.exact + other.exact, hits, given, true)
 
     def per_class(self) -> list[LabelFigures]:
-        """The figures of each class, in order."""
+        """Return the figures of each class, in order."""
         columns = zip(self.classes, self.hits.tolist(), self.given.tolist(), self.true.tolist(), strict=True)
         figures = []
         for name, hits, given, true in columns:
@@ -212,18 +217,18 @@ class LabelCounts:
 
     @property
     def micro_f1(self) -> float:
-        """F1 of all labels of all rows together; nan where there are none."""
+        """The F1 of all labels of all rows together; nan without labels."""
         return _share(2 * int(self.hits.sum()), int(self.given.sum() + self.true.sum()))
 
     @property
     def macro_f1(self) -> float:
-        """The mean F1 of the classes for which it is defined; nan where it is for none."""
+        """The mean F1 of the classes that have one; nan if no class has one."""
         defined = [figures.f1 for figures in self.per_class() if figures.f1 == figures.f1]
         return sum(defined) / len(defined) if defined else float("nan")
 
     @property
     def exact_share(self) -> float:
-        """The share of rows that were given exactly their labels; nan where there are no rows."""
+        """The share of rows that were given exactly their labels; nan without rows."""
         return _share(self.exact, self.rows)
 
 

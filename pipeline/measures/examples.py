@@ -1,6 +1,7 @@
-"""Rows that a report shows: those between two classes, and some of each label.
+"""Chooses the rows that a report shows: rows between two classes, and some rows of each label.
 
-Both are kept small as chunks are done, in any order: what two parts of a job keep, joined, is what the whole keeps.
+The choice stays small while chunks are finished in any order. The choices of two parts of a job, joined, are the choice
+of the whole.
 """
 
 from __future__ import annotations
@@ -22,9 +23,9 @@ class Example(NamedTuple):
     Attributes
     ----------
     margin : float
-        The difference of their probabilities.
+        The difference between the probabilities of the two classes.
     file, row : str, int
-        Where it is.
+        The file of the row, and its number in the file.
     label, second : str
         The two classes, the more probable one first.
     text : str
@@ -48,11 +49,11 @@ class Sample(NamedTuple):
     label : str
         The label.
     order : float
-        A random number that follows from the row's score and length: of a label, the rows with the lowest are kept.
+        A random number that follows from the row's score and length. The rows of a label with the lowest are kept.
     file, row : str, int
-        Where it is.
+        The file of the row, and its number in the file.
     score : float
-        Of the label.
+        The score of the label.
     text : str
         The first 400 bytes.
 
@@ -67,7 +68,7 @@ class Sample(NamedTuple):
 
 
 class Shown(NamedTuple):
-    """What is shown of some rows.
+    """The rows that a report shows.
 
     Attributes
     ----------
@@ -82,25 +83,28 @@ class Shown(NamedTuple):
     samples: tuple[Sample, ...] = ()
 
     def and_(self, other: Shown) -> Shown:
-        """What is shown of these and other rows."""
+        """Join two choices, and return what is shown of all their rows."""
         closest = sorted([*self.closest, *other.closest])[:MOST_CLOSEST]
         return Shown(tuple(closest), _of_each_label([*self.samples, *other.samples]))
 
     def numbered(self, first: int) -> Shown:
-        """The same, where rows have numbers from `first` on, and not from 0."""
+        """Return the same rows, numbered from `first` instead of 0."""
         closest = tuple(one._replace(row=one.row + first) for one in self.closest)
         return Shown(closest, tuple(one._replace(row=one.row + first) for one in self.samples))
 
 
 def _of_each_label(samples: list[Sample]) -> tuple[Sample, ...]:
-    """The first few of each label; of many labels, those whose first sample comes first: frequent ones, mostly."""
+    """Return the first few samples of each label.
+
+    With many labels, those whose first sample has the lowest order are kept, which are mostly the frequent ones.
+    """
     groups = [[*group][:MOST_OF_LABEL] for _, group in groupby(sorted(samples), lambda one: one.label)]
     kept = sorted(groups, key=lambda group: group[0].order)[:MOST_LABELS]
     return tuple(one for group in sorted(kept) for one in group)
 
 
 def shown_of(chunk: Chunk, labels: NDArray[np.int32], scores: NDArray[np.float32], classes: tuple[str, ...]) -> Shown:
-    """What is shown of a chunk.
+    """Return the rows of a chunk to show.
 
     Parameters
     ----------
@@ -109,7 +113,7 @@ def shown_of(chunk: Chunk, labels: NDArray[np.int32], scores: NDArray[np.float32
     labels : int32 [N, 2 or more]
         The best classes, best first.
     scores : float32 [N, 2 or more]
-        Their scores.
+        The scores of these classes.
     classes : tuple of str
         The names of the classes.
 
@@ -142,7 +146,7 @@ def _samples(
         best = np.full(len(classes), np.inf)
         np.minimum.at(best, np.maximum(labels, 0), left)
         found = np.flatnonzero((left == best[labels]) & np.isfinite(left))
-        found = found[np.unique(labels[found], return_index=True)[1]]  # of equal texts, one at a time
+        found = found[np.unique(labels[found], return_index=True)[1]]  # take equal texts one at a time
         drawn.append(found)
         left[found] = np.inf
     rows = np.concatenate(drawn)
@@ -162,8 +166,10 @@ def _places(chunk: Chunk, rows: NDArray[np.int64]) -> tuple[list[str], list[int]
 
 
 def _orders(chunk: Chunk, scores: NDArray[np.float32]) -> NDArray[np.float64]:
-    """A random number from 0 to 1 for each row (Steele, Lea and Flood, "Fast Splittable Pseudorandom Number
-    Generators", 2014). It follows from score and length, since the number of a row may not be known yet.
+    """Return a random number from 0 to 1 for each row, [N].
+
+    It follows from the score and the length of the row, since the number of the row may not be known yet. The method is
+    that of Steele, Lea and Flood, "Fast Splittable Pseudorandom Number Generators" (2014).
     """
     lengths = np.diff(chunk.offsets).astype(np.uint64)
     mixed = (np.ascontiguousarray(scores).view(np.uint32).astype(np.uint64) << np.uint64(32)) + lengths

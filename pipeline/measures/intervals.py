@@ -1,4 +1,4 @@
-"""How far a share of rows can be from the share of all rows like them."""
+"""Computes how far the share of a sample of rows can be from the share of all rows like them."""
 
 from __future__ import annotations
 
@@ -10,33 +10,34 @@ import numpy as np
 from numpy.typing import NDArray
 
 CONFIDENCE = 0.95
-"""Of every interval, which has two sides, and of every promise, which has one."""
+"""The confidence of every interval, which has two sides, and of every promise, which has one."""
 
 _HALVINGS = 30
-"""After so many, a share is known to nine digits."""
+"""The number of halvings of an interval after which a share is known to nine digits."""
 
 
 class Interval(NamedTuple):
-    """Where the share of all rows is, with 95 % confidence; nan where no row is known."""
+    """The interval that holds the share of all rows, with 95 % confidence; nan without rows."""
 
     low: float
     high: float
 
 
 def wilson(hits: int, rows: int) -> Interval:
-    """The interval of a share by a sample: Wilson, "Probable Inference, the Law of Succession, and Statistical
-    Inference" (1927).
+    """Return the confidence interval of a share by a sample.
+
+    The method is that of Wilson, "Probable Inference, the Law of Succession, and Statistical Inference" (1927).
 
     Parameters
     ----------
     hits, rows : int
-        How many rows of the sample count, and how many there are.
+        How many rows of the sample count, and how many rows it has.
 
     Returns
     -------
     Interval
-        From 0 to 1; unlike the share plus and minus two standard errors, it is never beyond them, and not empty where
-        all rows count.
+        The interval. Unlike the share plus and minus two standard errors, it never goes below 0 or above 1, and it is
+        not empty if all rows count.
 
     Examples
     --------
@@ -55,21 +56,21 @@ def wilson(hits: int, rows: int) -> Interval:
 
 
 def most_lost(rows: int, share: float, risk: float = 1 - CONFIDENCE) -> int:
-    """How many of some rows may be lost at most.
+    """Return the largest number of rows of a sample that may be lost.
 
     Parameters
     ----------
     rows : int
-        How many rows there are.
+        How many rows the sample has.
     share : float
-        The chance with which a new row is to be kept.
+        The chance with which a new row must be kept.
     risk : float
-        The chance that this is wrong.
+        The chance that this promise is wrong.
 
     Returns
     -------
     int
-        The number; -1 where the rows are too few to say so. It is the bound of Clopper and Pearson, "The use of
+        The number; -1 if the sample is too small for the promise. It is the bound of Clopper and Pearson, "The use of
         confidence or fiducial limits" (1934).
 
     """
@@ -77,12 +78,12 @@ def most_lost(rows: int, share: float, risk: float = 1 - CONFIDENCE) -> int:
 
 
 def least_share(hits: int, rows: int) -> float:
-    """The share that all rows have at least, with 95 % confidence, by a sample: the bound of `most_lost`.
+    """Return the share that all rows have at least, with 95 % confidence, by a sample: the bound of `most_lost`.
 
     Parameters
     ----------
     hits, rows : int
-        How many rows of the sample count, and how many there are.
+        How many rows of the sample count, and how many rows it has.
 
     """
     if not hits:
@@ -98,7 +99,7 @@ def least_share(hits: int, rows: int) -> float:
 
 
 def binomial(count: int, chance: float) -> NDArray[np.float64]:
-    """The chance of each number of hits, from 0 to `count`, [count + 1], where one has this chance."""
+    """Return the chance of each number of hits, from 0 to `count`, [count + 1], if a single hit has this chance."""
     hits = np.arange(count + 1)
     sums = np.concatenate([[0.0], np.cumsum(np.log(hits[1:]))])  # of log i! for i from 0 to count
     return np.asarray(np.exp(sums[-1] - sums - sums[::-1] + hits * np.log(chance) + hits[::-1] * np.log(1 - chance)))

@@ -1,7 +1,7 @@
-"""Whether scores can be believed: expected calibration error and the reliability diagram.
+"""Measures whether scores can be believed: expected calibration error and the reliability diagram.
 
-The score of a row is that of its label. Scores are calibrated where, of the rows with a score of about s, a share of s
-is labelled right.
+The score of a row is that of its label. Scores are calibrated if a share of s of the rows with a score of about s has
+the right label.
 """
 
 from __future__ import annotations
@@ -16,9 +16,11 @@ from ..model.scores import log_loss, probabilities
 from .intervals import Interval, wilson
 
 BINS = 15
-"""Bins of equal width, from 0 to 1, as in Guo, Pleiss, Sun and Weinberger, "On Calibration of Modern Neural Networks"
-(2017), whose formula is that of Naeini, Cooper and Hauskrecht, "Obtaining Well Calibrated Probabilities Using Bayesian
-Binning" (2015)."""
+"""The number of bins of equal width, from 0 to 1.
+
+They are as in Guo, Pleiss, Sun and Weinberger, "On Calibration of Modern Neural Networks" (2017), whose formula is that
+of Naeini, Cooper and Hauskrecht, "Obtaining Well Calibrated Probabilities Using Bayesian Binning" (2015).
+"""
 
 
 class Bin(NamedTuple):
@@ -29,11 +31,11 @@ class Bin(NamedTuple):
     low, high : float
         The range of scores.
     rows : int
-        How many rows.
+        The number of rows.
     score : float
-        Their mean score; nan where there are none.
+        The mean score of the rows; nan without rows.
     accuracy : float
-        The share of them that is labelled right; nan where there are none.
+        The share of the rows with the right label; nan without rows.
 
     """
 
@@ -45,13 +47,13 @@ class Bin(NamedTuple):
 
     @property
     def interval(self) -> Interval:
-        """Where the accuracy of all rows with such scores is, with 95 % confidence."""
+        """The 95 % confidence interval of the accuracy of all rows with such scores."""
         return wilson(round(self.accuracy * self.rows) if self.rows else 0, self.rows)
 
 
 @dataclass(frozen=True)
 class Reliability:
-    """How scores compare with the share of labels that are right.
+    """A comparison of scores with the share of right labels.
 
     Attributes
     ----------
@@ -64,8 +66,9 @@ class Reliability:
 
     @property
     def expected_error(self) -> float:
-        """Expected calibration error: the mean over rows of the distance between the score and the accuracy of a bin;
-        nan where there are no rows.
+        """The expected calibration error; nan without rows.
+
+        It is the mean over rows of the distance between the score and the accuracy of a row's bin.
         """
         rows = sum(one_bin.rows for one_bin in self.bins)
         distances = [one_bin.rows * abs(one_bin.accuracy - one_bin.score) for one_bin in self.bins if one_bin.rows]
@@ -73,7 +76,10 @@ class Reliability:
 
 
 def reliability(scores: NDArray[np.float32], right: NDArray[np.bool_]) -> Reliability:
-    """The bins of N rows. scores: of their labels, [N]. right: whether these are the true classes, [N]."""
+    """Return the bins of N rows.
+
+    scores: the score of each label, [N]. right: whether each label is the true class, [N].
+    """
     number = np.clip(np.ceil(scores.astype(np.float64) * BINS).astype(np.intp) - 1, 0, BINS - 1)
     rows = np.bincount(number, minlength=BINS)
     some = np.maximum(rows, 1)
@@ -85,9 +91,9 @@ def reliability(scores: NDArray[np.float32], right: NDArray[np.bool_]) -> Reliab
 
 
 def improvement(before: NDArray[np.float64], after: NDArray[np.float64], truth: NDArray[np.int64]) -> dict[str, float]:
-    """What other logits do on N rows, for a card: both measures, before and after. before, after: [N, classes].
+    """Return how other logits change the measures on N rows, for a card: log loss and error, before and after.
 
-    The labels are those of `before`, whatever logits they have after.
+    before, after: the logits, [N, classes]. The labels are those of `before`, whatever logits they have in `after`.
     """
     figures, labels = {}, before.argmax(axis=1)
     for name, logits in (("before", before), ("after", after)):

@@ -1,4 +1,4 @@
-"""The score from which on labels have a wanted precision, also on other rows than those by which it was found."""
+"""Finds the score from which labels have a wanted precision, also on rows other than those it was found on."""
 
 from __future__ import annotations
 
@@ -12,36 +12,36 @@ from numpy.typing import NDArray
 from .intervals import CONFIDENCE, least_share, most_lost
 
 _PLACES = 50
-"""Thresholds that are tried at most, at even distances in rows."""
+"""The limit of thresholds to try, at even distances in rows."""
 
 _POWER = 0.8
-"""The chance with which the rows that a threshold is said to need are enough."""
+"""The chance with which the number of rows that a threshold is said to need is enough."""
 
 _RISK = 1 - CONFIDENCE
 
 
 class Threshold(NamedTuple):
-    """The score from which on labels have a wanted precision, with 95 % confidence.
+    """The score from which labels have a wanted precision, with 95 % confidence.
 
     Attributes
     ----------
     name : str or None
-        The class, of whose labels alone it is; None for all labels.
+        The class whose labels the threshold is for; None for all labels.
     target : float
         The wanted precision.
     score : float
-        Rows with this score or a higher one keep their label; nan where no score can be promised to give the precision.
+        Rows with this score or a higher one keep their label; nan if no score can be promised to give the precision.
     precision : float
-        The share of these rows that is labelled right; nan where there are none.
+        The share of these rows with the right label; nan without such rows.
     bound : float
-        The precision that all rows like these have at least, with 95 % confidence; nan where there are none.
+        The precision that all rows like these have at least, with 95 % confidence; nan without such rows.
     rows : int
-        How many rows have this score or a higher one.
+        The number of rows with this score or a higher one.
     coverage : float
-        Their share of all rows with this label; nan where there are none.
+        The share of these rows among all rows with this label; nan if no row has the label.
     needed : int or None
-        Where there is no such score, about how many rows with this label would be enough to find one; None where there
-        is one, or where no score gives the precision among these rows.
+        If there is no such score, about how many rows with this label would be enough to find one; None if there is
+        one, or if no score gives the precision among these rows.
 
     """
 
@@ -58,21 +58,21 @@ class Threshold(NamedTuple):
 def threshold(
     scores: NDArray[np.float32], right: NDArray[np.bool_], target: float, name: str | None = None
 ) -> Threshold:
-    """The threshold with the highest coverage at which the precision is `target` or more, with 95 % confidence.
+    """Return the threshold with the highest coverage and a precision of `target` or more, with 95 % confidence.
 
-    Whoever takes the best of many thresholds finds one that is good by chance. So they are tried in an order that
-    follows from the scores alone, and the first that fails ends the search: the last one before it keeps the promise
-    with the confidence of a single test, however many were tried. This is fixed sequence testing, in "Learn then Test:
-    Calibrating Predictive Algorithms to Achieve Risk Control" by Angelopoulos and others (2021). The first is the one
-    that would be surest if scores were probabilities, and each next one keeps more rows. A test is the one-sided bound
-    of Clopper and Pearson.
+    The best of many thresholds may be good only by chance. So the thresholds are tried in an order that follows from
+    the scores alone, and the first that fails ends the search. The last one before it keeps the promise with the
+    confidence of a single test, however many were tried. This is fixed sequence testing, from "Learn then Test:
+    Calibrating Predictive Algorithms to Achieve Risk Control" by Angelopoulos and others (2021). The first threshold is
+    the one that would be surest if scores were probabilities, and each next one keeps more rows. A test is the
+    one-sided bound of Clopper and Pearson.
 
     Parameters
     ----------
     scores : float32 [N]
         The score of each label.
     right : bool [N]
-        Whether it is the true class.
+        Whether each label is the true class.
     target : float
         The wanted precision, above 0 and below 1.
     name : str, optional
@@ -98,14 +98,20 @@ def threshold(
 
 
 def _places(ranked: NDArray[np.float64]) -> NDArray[np.int64]:
-    """How many of the rows with the highest scores each threshold keeps; it takes all rows of a score, or none."""
+    """Return how many of the rows with the highest scores each threshold keeps.
+
+    A threshold keeps all rows of a score, or none of them.
+    """
     ends = np.flatnonzero(np.append(ranked[1:] != ranked[:-1], True)) + 1 if len(ranked) else np.empty(0, np.int64)
     wanted = np.unique(np.rint(np.linspace(0, len(ranked), _PLACES + 1)[1:]).astype(np.int64)) if len(ranked) else ends
     return np.unique(ends[np.searchsorted(ends, wanted)]) if len(ranked) else ends
 
 
 def _surest(ranked: NDArray[np.float64], places: NDArray[np.int64], target: float) -> int:
-    """Which of the thresholds would have a precision above the target most surely, if scores were probabilities."""
+    """Return the number of the threshold whose precision would be above the target most surely.
+
+    It assumes that scores are probabilities.
+    """
     if not len(places):
         return 0
     enough = places >= _fewest(target)
@@ -114,14 +120,15 @@ def _surest(ranked: NDArray[np.float64], places: NDArray[np.int64], target: floa
 
 
 def _fewest(target: float) -> int:
-    """The fewest rows of which anything can be promised: all of them are right by chance with a risk of 5 %."""
+    """Return the fewest rows that allow a promise: all of them are right by chance with a risk of 5 %."""
     return ceil(log(_RISK) / log(target))
 
 
 def _needed(hits: NDArray[np.int64], places: NDArray[np.int64], target: float) -> int | None:
-    """About how many rows would be enough, if precisions are those that were found, with a chance of 80 %.
+    """Return about how many rows would be enough, with a chance of 80 %, if precisions are those that were found.
 
-    At a threshold with a higher precision it is the usual size of a sample for a test of a share.
+    For a threshold with a higher precision than the target, it is the usual size of a sample for a test of a share.
+    Return None if no threshold has such a precision.
     """
     if not len(places):
         return None

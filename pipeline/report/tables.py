@@ -1,4 +1,4 @@
-"""The tables of a report, a profile and an evaluation, in a terminal of 80 columns."""
+"""Prints the tables of a report, a profile and an evaluation to a terminal of 80 columns."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from .shares import accuracy_text
 _MOST_CLASSES = 20
 _UNBOUNDED = 10_000  # columns
 _OWN_COLUMN = 4
-"""Up to so many devices have a column each; of more, the table gives first, median and last."""
+"""Up to this number of devices have a column each. For more devices, the table gives the first, median and last."""
 
 
 def new_table(
     *columns: RenderableType, overflow: OverflowMethod = "fold", padding: tuple[int, int, int, int] = (0, 1, 0, 1)
 ) -> Table:
-    """An empty table: text to the left in its first column, figures to the right in all others."""
+    """Return an empty table, whose first column is aligned to the left and whose other columns to the right."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=padding)
     for i, column in enumerate(columns):
         table.add_column(column, justify="right" if i else "left", overflow=overflow)
@@ -37,14 +37,17 @@ def new_table(
 
 
 def ratio_text(value: float, interval: Interval | None = None) -> str:
-    """Three decimals, and two for an interval; of a class that never occurs, or is never given, one is not defined."""
+    """Return a ratio with three decimals, and an interval with two; a dash if the ratio is not defined.
+
+    The precision of a class that is never given, and the recall of a class that never occurs, are not defined.
+    """
     if math.isnan(value):
         return "–"
     return f"{value:.3f}" + ("" if interval is None else f" ({interval.low:.2f}–{interval.high:.2f})")
 
 
 def print_breakdown(breakdown: Breakdown, console: PlainConsole) -> None:
-    """The table of moments, throughput and busy share, and the verdict in one line, if there is one."""
+    """Print the table of moments, throughput and busy share, and the verdict in one line, if there is one."""
     if breakdown.devices:
         few = len(breakdown.devices) <= _OWN_COLUMN
         console.print(_own_columns(breakdown) if few else _summary(breakdown))
@@ -83,17 +86,17 @@ def _summary(breakdown: Breakdown) -> Table:
 
 
 def moment_text(seconds: float) -> str:
-    """Seconds since the job began; "before", on a cluster that had the model already."""
+    """Return the seconds since the job began as text; "before" if they are negative, as a cluster had the model."""
     return f"{seconds:,.2f}" if seconds >= 0 else "before"
 
 
 def device_name(device: DeviceTimes) -> str:
-    """Host and device."""
+    """Return the host and the name of a device."""
     return f"{device.host} {_device(device)}"
 
 
 def _device(device: DeviceTimes) -> str:
-    """A GPU; for a CPU the process too, since a host may run several workers on it."""
+    """Return the name of a GPU, or of a CPU with its process, since a host may run several workers on it."""
     return device.device if device.device.startswith("cuda") else f"{device.device} {device.where.rpartition(':')[2]}"
 
 
@@ -101,7 +104,7 @@ _PREFIXES = ("", "k", "M", "G", "T", "P")
 
 
 def print_profile(profile: Profile, console: PlainConsole) -> None:
-    """Time, work and rates of every kernel; its place under the roofline; on a GPU, how well it fills the device."""
+    """Print the time, work and rates of every kernel, its place under the roofline, and how well it fills a GPU."""
     rate = profile.batch / profile.seconds
     console.print(f"{profile.batch:,} articles on {profile.device}: {time_text(profile.seconds)}, {rate:,.0f} a second")
     ceilings = profile.ceilings
@@ -160,7 +163,7 @@ def time_text(seconds: float) -> str:
 
 
 def figure(value: float, unit: str = "") -> str:
-    """Three figures and a decimal prefix."""
+    """Return a value with three figures and a decimal prefix."""
     power = 0
     while abs(value) >= 999.5 and power < len(_PREFIXES) - 1:
         value, power = value / 1000, power + 1
@@ -178,7 +181,10 @@ _OF_ASKING = {
 
 
 def print_asking(figures: Mapping[str, Mapping[str, float]], console: PlainConsole, second: str = "network") -> None:
-    """How good a model is with its network or encoder asked about some texts, about all and about none."""
+    """Print how good a model is if its network or encoder is asked about some texts, about all and about none.
+
+    figures: the figures of each of these cases, by its name. second: "network" or "encoder".
+    """
     shown = {key: about for key, about in _OF_ASKING.items() if key in figures["all"]}
     table = new_table(second, *(title for title, _ in shown.values()))
     for name, values in figures.items():
@@ -189,18 +195,18 @@ def print_asking(figures: Mapping[str, Mapping[str, float]], console: PlainConso
 def print_reliability(
     reliability: Reliability, before: Reliability | None, diagram: bool, console: PlainConsole, is_calibrated: bool
 ) -> None:
-    """The expected calibration error with the model's temperature and without it, and a bar for each bin of scores.
+    """Print the expected calibration error with and without the model's temperature, and a bar for each bin of scores.
 
     Parameters
     ----------
     reliability : Reliability
-        With the temperature.
+        The reliability with the temperature.
     before : Reliability or None
-        Without it; None where it is 1, or n-grams alone have one of their own.
+        The reliability without the temperature; None if the temperature is 1, or n-grams alone have their own.
     diagram : bool
         Whether to print the bars.
     console : PlainConsole
-        Where to print.
+        The console to print to.
     is_calibrated : bool
         Whether a temperature was fitted to the model's scores.
 
@@ -225,14 +231,14 @@ def print_reliability(
 
 
 def _bar(length: float, mark: float) -> str:
-    """A bar of a length from 0 to 1, and a mark at another."""
+    """Return a bar with a length from 0 to 1, and a mark at another place from 0 to 1."""
     filled, at = round(length * _BAR), min(round(mark * _BAR), _BAR - 1)
     cells = ("█" * filled).ljust(_BAR)
     return f"{cells[:at]}│{cells[at + 1 :]}".rstrip()
 
 
 def print_thresholds(thresholds: Sequence[Threshold], console: PlainConsole) -> None:
-    """From which score on labels have the wanted precision, of all labels and of each class."""
+    """Print the score from which labels have the wanted precision, for all labels and for each class."""
     target = f"{100 * thresholds[0].target:g}%"
     console.print(f"{target} of the labels are right from these scores on, with {CONFIDENCE:.0%} confidence each:")
     table = new_table("labels", "score from", "precision", "at least", "rows", "coverage")
@@ -242,7 +248,7 @@ def print_thresholds(thresholds: Sequence[Threshold], console: PlainConsole) -> 
             why = "no score" if one.needed is None else "too few rows"
             table.add_row(name, why, "–", "–", "0", "–")
         else:
-            # Rounded up: at a score that is a little lower there may be rows that lack the precision.
+            # Round up, because at a slightly lower score the precision may be too low.
             score = math.ceil(one.score * 1e4) / 1e4
             shares = (f"{share:.4f}" for share in (one.precision, one.bound))
             table.add_row(name, f"{score:.4f}", *shares, f"{one.rows:,}", f"{one.coverage:.1%}")
@@ -254,7 +260,7 @@ def print_thresholds(thresholds: Sequence[Threshold], console: PlainConsole) -> 
 
 
 def _why_none(thresholds: Sequence[Threshold], target: str) -> Iterator[str]:
-    """A line for each kind of labels that have no threshold, with how many rows it would take."""
+    """Yield a line for each kind of labels without a threshold, with the number of rows that one would take."""
     of = {one.name: "all labels" if one.name is None else one.name for one in thresholds}
     if few := [f"{of[one.name]} about {one.needed:,}" for one in thresholds if one.needed is not None]:
         yield f"too few rows to promise {target}. It takes, of rows with this label: {', '.join(few)}"
@@ -263,7 +269,7 @@ def _why_none(thresholds: Sequence[Threshold], target: str) -> Iterator[str]:
 
 
 def print_label_figures(counts: LabelCounts, console: PlainConsole) -> None:
-    """Micro and macro F1, and the figures of each class, those of most rows first."""
+    """Print micro and macro F1, and the figures of each class, the classes with most rows first."""
     console.print(
         f"micro F1 {ratio_text(counts.micro_f1)}, macro F1 {ratio_text(counts.macro_f1)}; "
         f"{counts.exact:,} of {counts.rows:,} rows were given exactly their labels"
@@ -273,7 +279,10 @@ def print_label_figures(counts: LabelCounts, console: PlainConsole) -> None:
 
 
 def _by_class(figures: Sequence[ClassFigures | LabelFigures], **counts: str) -> Table:
-    """The figures of each class, but of very many. counts: further columns, and the fields that are in them."""
+    """Return a table of the figures of each class, up to a limit of classes.
+
+    counts: the headings of further columns, each with the field that it shows.
+    """
     table = new_table("class", "precision", "recall", "F1", *counts)
     for one in figures[:_MOST_CLASSES]:
         precision = ratio_text(one.precision, one.precision_interval)
@@ -286,7 +295,11 @@ def _by_class(figures: Sequence[ClassFigures | LabelFigures], **counts: str) -> 
 
 
 def print_confusion(confusion: Confusion, console: PlainConsole) -> None:
-    """Accuracy, the per-class table, and for few classes the matrix (true class by row), for many the mistakes."""
+    """Print the accuracy, the figures of each class, and the confusion matrix (true class by row).
+
+    For many classes it prints the most frequent mistakes instead of the matrix.
+    """
+    # Rows that were not judged.
     if confusion.without_truth:
         message = (
             f"not judged, because the model does not have their true class: {counted(confusion.without_truth, 'row')}"
@@ -297,6 +310,8 @@ def print_confusion(confusion: Confusion, console: PlainConsole) -> None:
         console.print(f"not judged, since the score was too low for a label: {counted(without, 'row')}")
     if not confusion.rows:
         return
+
+    # Figures, then the mistakes or the matrix. If the matrix is too wide, its columns have numbers.
     console.print(f"accuracy {accuracy_text(confusion)}")
     console.print(_by_class(confusion.per_class(), rows="support"))
     if len(confusion.classes) > _MOST_CLASSES // 2:
@@ -314,7 +329,10 @@ def print_confusion(confusion: Confusion, console: PlainConsole) -> None:
 
 
 def _matrix(confusion: Confusion, headings: tuple[str, ...]) -> Table:
-    """Rows by true class, columns by label. headings: of the columns; where they are numbers, so are those of rows."""
+    """Return the matrix as a table with a row for each true class and a column for each label.
+
+    headings: the headings of the columns. If they are numbers, the rows have them too.
+    """
     matrix = new_table("true \\ labelled", *headings)
     for heading, name, row in zip(headings, confusion.classes, confusion.counts, strict=True):
         matrix.add_row(name if heading == name else f"{heading} {name}", *(f"{n:,}" for n in row))

@@ -1,4 +1,4 @@
-"""Totals over a job's rows, the sums over the entries of its chunks; and how far the job is."""
+"""Sums up the entries of a job's chunks (`Tally`), and measures how far the job is (`Reach`)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ..source.plan.search import Problem
 
 
 def balance(totals: Totals | Tally) -> str:
-    """Where the rows that were read are, as a sum."""
+    """Return a sum that says where the rows that were read are."""
     written = f"{totals.rows_written - totals.unlabelled:,} labelled"
     if totals.unlabelled:
         written += f" + {totals.unlabelled:,} without a label"
@@ -29,13 +29,13 @@ def balance(totals: Totals | Tally) -> str:
 
 
 def confusion_in(counts: ModelCounts, classes: tuple[str, ...]) -> Confusion | None:
-    """What a model says of rows with a truth; None where none has one."""
+    """Return the confusion matrix of a model over the rows with a truth; None if no row has a truth."""
     pairs = counts.pairs
     return None if pairs is None else confusion_of(((*pair, rows) for pair, rows in pairs.items()), classes)
 
 
 def overlap_in(counts: ModelCounts, judged: Confusion | None) -> Overlap | None:
-    """How many of the rows with a truth and a label a model has learned from; None where that is not known."""
+    """Return how many of the rows with a truth and a label a model has learned from; None if it is unknown."""
     if judged is None or counts.learned is UNSET:
         return None
     return Overlap(judged.rows, counts.learned.checked, counts.learned.learned, counts.learned.right)
@@ -43,16 +43,17 @@ def overlap_in(counts: ModelCounts, judged: Confusion | None) -> Overlap | None:
 
 @dataclass
 class Tally(Counts):
-    """Sums over all chunks, those of earlier runs too; the same however often the job was interrupted.
+    """Sums over all chunks, including those of earlier runs. They are the same however often the job was interrupted.
 
     Attributes
     ----------
     classes : tuple of str
-        Names of the labels.
+        The names of the labels.
     again : bool
         Whether some of the files of `problems` are listed, so that a resumed job tries again to read them.
     earlier : Totals or None
-        Of a job that is updated: they are in all figures, and in `totals`; `problems` and `unread` are the update's.
+        The totals of a job before its update. All figures and `totals` include them, but `problems` and `unread` are
+        those of the update.
 
     """
 
@@ -62,12 +63,12 @@ class Tally(Counts):
 
     @property
     def asked_share(self) -> float:
-        """`asked` over the rows that were labelled."""
+        """`asked` divided by the number of rows that were labelled."""
         return self.asked / max(self.rows_written + self.rows_filtered, 1)
 
     @property
     def confusion(self) -> Confusion | None:
-        """Rows by true and predicted class, where there is a truth column; the filtered ones too."""
+        """The number of rows by true and predicted class, including filtered rows; None without a truth column."""
         return confusion_in(self, self.classes)
 
     @classmethod
@@ -84,11 +85,11 @@ class Tally(Counts):
         Parameters
         ----------
         earlier : Totals or None
-            Those totals; None for a job that is not updated.
+            The totals of the earlier run; None for a job that is not updated.
         classes : tuple of str
-            Names of the labels.
+            The names of the labels.
         problems, unread, left_out
-            What was found when the input was listed, as of `SavedPlan`.
+            The problems that were found when the input was listed, see `SavedPlan`.
 
         """
         tally = cls(classes=classes, problems=[*problems], unread=[*unread], left_out=left_out, earlier=earlier)
@@ -98,10 +99,10 @@ class Tally(Counts):
         return tally
 
     def close(self, problems: Iterable[Problem], unread: Iterable[UnreadFile]) -> None:
-        """Count what was amiss with the files of a group that has been read to its end; groups end in any order."""
+        """Count the problems with the files of a group that has been read to its end. Groups end in any order."""
         problems = list(problems)
         self.again = self.again or bool(problems)
-        self.problems = sorted({*self.problems, *problems})  # a file that is read in parts has each once
+        self.problems = sorted({*self.problems, *problems})  # a file that is read in parts has each problem once
         self.unread = sorted({*self.unread, *unread}, key=lambda item: item[0])
 
     def check(self) -> None:
@@ -119,22 +120,23 @@ class Tally(Counts):
         return msgspec.structs.replace(
             super().totals,
             labels={name: self.labels[name] for name in self.classes if self.labels[name]},
-            problems=tuple(sorted({*problems, *self.problems})),  # each update reports one that stays
+            problems=tuple(sorted({*problems, *self.problems})),  # each update reports a problem that stays
             unread=tuple(sorted({*unread, *self.unread}, key=str)),
         )
 
 
 class Reach:
-    """How far a job is, with the chunks that tasks have committed and not returned yet: in rows where all are known,
-    else in bytes of its files as they are stored.
+    """How far a job is, including chunks that tasks have committed and not returned yet.
 
-    How many rows a group has is known when it has been read to its end, or when the ends of all its chunks are found.
-    Until then it counts with the bytes that have been read of it, where these are known; else its rows count for as
-    many bytes as those of the groups of which it is known.
+    It is measured in rows if the number of all rows is known, otherwise in bytes of the files as they are stored.
 
-    rows, chunks: committed; computed: rows that are committed or computed. rows_known: of the
-    whole job, 0 where not known.
-    of_groups: the bytes of each group of files, by number; none for rows in memory.
+    The number of rows in a group is known when the group has been read to its end, or when the ends of all its chunks
+    are found. Until then the group counts with the bytes that have been read of it, if these are known. Otherwise each
+    of its rows counts as many bytes as a row of the groups with a known number of rows.
+
+    rows, chunks: the number of committed rows and chunks. computed: the number of rows that are committed or computed.
+    rows_known: the number of rows of the whole job, 0 if it is unknown.
+    of_groups: the bytes of each group of files, by number; None for rows in memory.
     """
 
     def __init__(self, rows_known: int = 0, of_groups: Mapping[int, int] | None = None) -> None:
@@ -152,16 +154,16 @@ class Reach:
 
     @property
     def computed(self) -> int:
-        """Rows that are committed, or computed for chunks that will be."""
+        """The number of rows that are committed, or computed for chunks that will be committed."""
         return self.rows + sum(self._computing.values())
 
     def compute(self, chunk: str, rows: int) -> None:
-        """Count so many rows of a chunk as computed. It is not committed yet, and may be begun again elsewhere."""
+        """Count rows of a chunk as computed. The chunk is not committed yet, and may be begun again elsewhere."""
         if chunk not in self._noted:
             self._computing[chunk] = rows
 
     def note(self, chunk: str, rows: int, stored: int = 0) -> None:
-        """Count a chunk that is committed, and that its task will return later. stored: as of `Chunk`."""
+        """Count a chunk that is committed and that its task will return later. stored: see `Chunk`."""
         if chunk not in self._noted:
             self._count(chunk, rows)
             self._noted[chunk] = rows
@@ -170,7 +172,7 @@ class Reach:
             self._stored[group] = max(stored, self._stored.get(group, 0))
 
     def add(self, chunk: str, rows: int) -> None:
-        """Count a chunk that is committed, unless it was noted before."""
+        """Count a committed chunk, unless it was noted before."""
         if self._noted.pop(chunk, None) is None:
             self._count(chunk, rows)
 
@@ -186,7 +188,7 @@ class Reach:
             self._open_rows += rows
 
     def close(self, end: RangeEnd) -> None:
-        """Note how many rows a group has."""
+        """Note how many rows a group has, now that it has been read to its end."""
         if end.number in self._ends:
             return
         self._computing = {chunk: rows for chunk, rows in self._computing.items() if _group_of(chunk) != end.number}
@@ -199,18 +201,18 @@ class Reach:
         self._done_bytes += self._share(end.number, counted)
 
     def _share(self, group: int, rows: int) -> float:
-        """The bytes of some rows of a group that has ended."""
+        """Return the bytes of some rows of a group that has ended."""
         held = self._bytes.get(group, 0)
         return held * rows / self._ends[group] if self._ends[group] else held
 
     @property
     def rows_known(self) -> int:
-        """Rows of the whole job, 0 where not known."""
+        """The number of rows of the whole job, 0 if it is unknown."""
         return self._rows_known or (self._ended_rows if self._bytes and len(self._ends) == len(self._bytes) else 0)
 
     @property
     def bytes(self) -> int:
-        """How many are done, about."""
+        """About how many bytes are finished."""
         of_row = self._ended_bytes / self._ended_rows if self._ended_rows else 0.0
         rows = self._open_rows - sum(self._rows[group] for group in self._stored)
         computing = sum(self._bytes_of_row(_group_of(chunk), of_row) * rows for chunk, rows in self._computing.items())
@@ -218,13 +220,16 @@ class Reach:
         return min(round(done + computing), self.bytes_known)
 
     def _bytes_of_row(self, group: int, otherwise: float) -> float:
-        """The stored bytes of a row in a group that is being read, by the rows of it that are committed."""
+        """Return the stored bytes of a row in a group that is being read, by the rows of it that are committed.
+
+        otherwise: the value for any other group.
+        """
         rows = self._rows[group]
         return self._stored[group] / rows if rows and group in self._stored else otherwise
 
     @property
     def share(self) -> float:
-        """Of the job that is done, from 0 to 1; 0 where that is not known."""
+        """The share of the job that is finished, from 0 to 1; 0 if it is unknown."""
         if self.rows_known:
             return min(self.computed / self.rows_known, 1.0)
         return self.bytes / self.bytes_known if self.bytes_known else 0.0

@@ -1,4 +1,4 @@
-"""A job's report and progress in a terminal of 80 columns, or as plain lines in a log."""
+"""Prints a job's report and progress to a terminal of 80 columns, or as plain lines to a log."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ _MOST_CLASSES = 20
 _MOST_LINES = 10
 _SECONDS_BETWEEN_LINES = 10.0
 _LONG_SECONDS = 5.0
-"""Of a job that takes longer, by its first chunks, the dashboard's link is printed: there is time to look."""
+"""If the first chunks say that the job takes longer, the dashboard's link is printed, as there is time to look."""
 
 
 class NoProgress(Progress):
-    """Shows nothing but what was skipped, and why the exit code is 3: never in silence."""
+    """Shows no progress, but always reports input that was skipped, and why the exit code is 3."""
 
     def warn(self, message: str) -> None:
         pass
@@ -42,14 +42,14 @@ class NoProgress(Progress):
 
 
 class Bar:
-    """How far something is: a bar on a terminal, and where there is none, a line every so many seconds.
+    """Shows progress as a bar on a terminal. Without a terminal it prints a line at intervals.
 
     Parameters
     ----------
     console : PlainConsole
-        Where it is shown.
+        The console to print to.
     seconds : float
-        Between two lines.
+        The least time between two lines, in seconds.
 
     """
 
@@ -59,11 +59,14 @@ class Bar:
         self.spoke()
 
     def spoke(self) -> None:
-        """Something else was printed: the next line can wait."""
+        """Note that something else was printed, so that the next line can wait."""
         self._spoke = time.monotonic()
 
     def start(self, what: str, told: str, total: float | None) -> None:
-        """Show the bar, with a text on each side, unless it is shown. total: None where its end is not known yet."""
+        """Show the bar with a text on each side, unless it is shown already.
+
+        what: the text before the bar. told: the text after it. total: None if the end is not known yet.
+        """
         if self._bar is None and self._console.is_terminal and not self._console.quiet:
             texts = ("{task.description}", "{task.fields[told]}")
             before, after = (TextColumn(text, markup=False) for text in texts)
@@ -72,14 +75,14 @@ class Bar:
             self._bar.start()
 
     def begin(self, what: str) -> None:
-        """Name what is done next, on a terminal beside the bar, else on a line."""
+        """Name the next step, beside the bar on a terminal, otherwise on a line of its own."""
         if self._bar is not None:
             self._bar.update(self._task, total=None, completed=0, description=what, told="")
         else:
             self._console.print(what, soft_wrap=True)
 
     def show(self, what: str, share: float, told: str, line: str) -> None:
-        """Show a share of the bar, 0 where it is not known; or the line, if it is time."""
+        """Show a share of the bar, or print the line if it is time for one. share: 0 if it is unknown."""
         if self._bar is not None:
             total = 1.0 if share else None
             self._bar.update(self._task, total=total, completed=share, description=what, told=told)
@@ -95,9 +98,9 @@ class Bar:
 
 
 class TerminalProgress(Progress):
-    """A live bar with articles done, articles a second and time left; plain lines where there is no terminal.
+    """A live bar with the finished articles, articles per second and time left; plain lines without a terminal.
 
-    The bar is by bytes until it is known how many articles there are.
+    The bar measures bytes until the number of articles is known.
     """
 
     def __init__(self, console: PlainConsole) -> None:
@@ -127,7 +130,7 @@ class TerminalProgress(Progress):
     wait = advance
 
     def _show_link(self, seconds: float) -> None:
-        """Print the dashboard's link, once. seconds: that the job takes, about."""
+        """Print the dashboard's link once, if the job is long. seconds: about how long the job takes."""
         if self._dashboard and seconds > _LONG_SECONDS:
             self._console.print(f"dashboard: {self._dashboard}", style="dim", soft_wrap=True)
             self._dashboard = ""
@@ -141,11 +144,11 @@ class TerminalProgress(Progress):
         self._bar.stop()
 
     def finished(self, report: JobReport) -> None:
-        """The report says it."""
+        """Do nothing, because the report says it."""
 
 
 def _done(reach: Reach) -> str:
-    """The articles that are done, and of how many, or of how much: "1,200 of 7,600", "1,200 (12% of 3 GB)"."""
+    """Return how many articles are finished, and of how many or how much: "1,200 of 7,600", "1,200 (12% of 3 GB)"."""
     if reach.rows_known:
         return f"{reach.computed:,} of {reach.rows_known:,}"
     share = f" ({reach.share:.0%} of {decimal(reach.bytes_known)})" if reach.bytes_known else ""
@@ -153,14 +156,17 @@ def _done(reach: Reach) -> str:
 
 
 def print_report(report: JobReport, console: PlainConsole) -> None:
-    """Totals and labels; then accuracy, quarantined rows, breakdown, profile and problems, where there are any.
+    """Print the totals and labels, and then accuracy, quarantined rows, breakdown, profile and problems, if any.
 
-    The breakdown of chunks that were done in a moment is shown only where kernels were profiled; else its verdict is.
+    If the job took only a moment, the breakdown is shown only if kernels were profiled. If it took a little longer, its
+    verdict is shown.
     """
+    # Totals and the files that were written.
     console.print(facts_table(facts(report.job, report.tally, report.run)))
     for name, path in (("output", report.job.output), ("page", report.run.page), ("problems", report.run.problems)):
         if path:
             print_fact(name, path, console)
+    # Labels and accuracy of each model.
     for model in report.models:
         if len(report.models) > 1:
             console.print(lines(model.name, "bold"), soft_wrap=True)
@@ -171,6 +177,7 @@ def print_report(report: JobReport, console: PlainConsole) -> None:
             print_confusion(model.confusion, console)
     if report.job.answers is not None:
         _print_validation(report, report.job.answers, console)
+    # Quarantined rows, and where the time went.
     if report.rows_quarantined:
         _print_quarantine(report, console)
     if report.breakdown.is_telling or report.run.profile is not None:
@@ -179,6 +186,7 @@ def print_report(report: JobReport, console: PlainConsole) -> None:
         console.print(report.breakdown.verdict, style="bold")
     if report.run.profile is not None:
         print_profile(report.run.profile, console)
+    # Input that was not read, and advice.
     print_list("skipped", [f"{path}: {reason}" for path, reason in report.tally.left_out], console)
     if report.tally.unread:
         console.print(lines(unread_line(report.tally.unread), "yellow"), soft_wrap=True)
@@ -213,7 +221,7 @@ def _print_validation(report: JobReport, answers: str, console: PlainConsole) ->
 
 
 def _print_quarantine(report: JobReport, console: PlainConsole) -> None:
-    """A line for each reason, with its first row."""
+    """Print a line for each reason, with its first row."""
     looked_at = report.results.first_quarantined(LOOKED_AT)
     by_reason = reasons(looked_at)
     for one in by_reason[:_MOST_LINES]:

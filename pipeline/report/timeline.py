@@ -1,8 +1,8 @@
-"""The spans of a job on one clock: the data of breakdown, page, and the trace that ui.perfetto.dev and chrome://tracing
-open.
+"""Collects the spans of a job on one clock, for the breakdown, the page and a trace file.
 
-That is in the "Trace Event Format": complete events (`ph` X) with microseconds; a process is a worker and its device, a
-thread is a lane. https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU
+ui.perfetto.dev and chrome://tracing open the trace. It is in the "Trace Event Format": complete events (`ph` X) with
+microseconds, in which a process is a worker and its device, and a thread is a lane.
+https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from ..storage.disk import write_file
 from ..telemetry.spans import LANES, Clock, Place, Span, brought_home, span
 
 Source = Range | Unread
-"""Of a chunk, or of several."""
+"""The source of one chunk or several."""
 Intervals = NDArray[np.float64]
-"""[n, 2]: begin and end, ascending and disjoint."""
+"""The begin and the end of each interval, [n, 2], ascending and disjoint."""
 
 
 class Spans:
-    """Spans in columns, 24 bytes each, since a long job has millions; values that many share are stored once."""
+    """Spans stored in columns, 24 bytes each, since a long job has millions. Shared values are stored once."""
 
     def __init__(self) -> None:
         self._start, self._seconds = array("d"), array("d")
@@ -56,7 +56,10 @@ class Spans:
             self._chunk.append(self._chunks.setdefault(s.chunk, len(self._chunks)))
 
     def to_table(self) -> pa.Table:
-        """A row a span, a column a field of `Span`; strings are dictionary-encoded."""
+        """Return a table with a row for each span and a column for each field of `Span`.
+
+        Strings are dictionary-encoded.
+        """
         columns = {"start": pa.array(self._start, pa.float64()), "seconds": pa.array(self._seconds, pa.float64())}
         for number, name in enumerate(("name", "where", "lane", "device")):
             values = pa.array([what[number] for what in self._whats], pa.string())
@@ -73,15 +76,15 @@ class Timeline:
     Attributes
     ----------
     began, ended : float
-        When the job did.
+        The times at which the job began and ended.
     clock : Clock
-        The client's.
+        The clock of the client.
     spans : Spans
         The spans.
     places : dict of str to Place
-        By `where`, the workers that finished a chunk.
+        The workers that finished a chunk, by `where`.
     rows : dict of str to int
-        By chunk, the rows it read.
+        The number of rows that each chunk read, by the chunk's name.
 
     """
 
@@ -93,7 +96,7 @@ class Timeline:
     rows: dict[str, int] = field(default_factory=dict)
 
     def add(self, chunk: str, rows: int, spans: Iterable[Span], place: Place) -> None:
-        """Add the spans of a committed chunk, recorded by the clock of `place`, unless they are there."""
+        """Add the spans of a committed chunk, recorded by the clock of `place`, unless the chunk was added before."""
         if chunk in self.rows:
             return
         self.places[place.where] = place
@@ -101,7 +104,7 @@ class Timeline:
         self.spans.extend(brought_home(spans, place.clock.offset, chunk))
 
     def watch(self, sources: Iterable[Source]) -> Iterator[Source]:
-        """Yield `sources`, and record the time that this process spends reading each, as of a compressed stream."""
+        """Yield `sources`, and record the time that this process spends reading each, such as a compressed stream."""
         iterator = iter(sources)
         while True:
             spans: list[Span] = []
@@ -114,11 +117,11 @@ class Timeline:
             yield source
 
     def moment(self, place: Place, name: str) -> float:
-        """One of a place's own moments, on the scheduler's clock."""
+        """Return one of the moments of a place, on the scheduler's clock. name: the attribute of `Place`."""
         return float(getattr(place, name)) + place.clock.offset
 
     def places_to_json(self) -> list[dict[str, Any]]:
-        """The workers, with the offset that was added to their clocks and the error it may have, in seconds."""
+        """Return the workers as JSON values, each with the offset of its clock and the offset's error, in seconds."""
         return [
             {"where": p.where, "device": p.device, "clock_offset": p.clock.offset, "clock_error": p.clock.error}
             for p in sorted(self.places.values(), key=place_order)
@@ -126,12 +129,12 @@ class Timeline:
 
 
 def place_order(place: Place) -> tuple[str, str, int]:
-    """Hosts by name, devices in order, then processes."""
+    """Return a key that sorts places by the name of the host, then by device, then by process."""
     return place.host, place.device, int(place.where.rpartition(":")[2])
 
 
 def union(spans: Iterable[Span]) -> Intervals:
-    """The times at which at least one of the spans was active."""
+    """Return the intervals in which at least one of the spans was active."""
     pairs = np.array(sorted((s.start, s.end) for s in spans), np.float64).reshape(-1, 2)
     if not len(pairs):
         return pairs
@@ -142,7 +145,7 @@ def union(spans: Iterable[Span]) -> Intervals:
 
 
 def overlap(intervals: Intervals, edges: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Seconds of `intervals` between each two consecutive edges."""
+    """Return the seconds of `intervals` between each two consecutive edges."""
     if not len(intervals):
         return np.zeros(len(edges) - 1)
     lengths = np.concatenate([[0.0], np.cumsum(intervals[:, 1] - intervals[:, 0])])
@@ -153,7 +156,7 @@ def overlap(intervals: Intervals, edges: NDArray[np.float64]) -> NDArray[np.floa
 
 
 def save_trace(timeline: Timeline, path: str | Path) -> None:
-    """Write the file. Times count from the start of the job. Raises OutputError."""
+    """Write the trace file. Times count from the start of the job. Raises OutputError."""
     events = ",\n".join(json.dumps(event) for event in _events(timeline))
     write_file(path, f'{{"displayTimeUnit": "ms", "traceEvents": [\n{events}\n]}}\n'.encode())
 
@@ -185,16 +188,16 @@ _SLACK = 50e-6  # start and duration of a span come from two clocks, so it may e
 
 
 class _LaneRows:
-    """Which row of a lane a span goes to: viewers draw spans that overlap, without nesting, only in separate rows.
+    """Gives spans the rows of their lanes, since viewers draw spans that overlap without nesting only in separate rows.
 
-    Spans overlap since a worker reads and writes several chunks at once.
+    Spans overlap because a worker reads and writes several chunks at once.
     """
 
     def __init__(self) -> None:
         self._open: dict[tuple[str, str], list[list[Span]]] = {}
 
     def row_of(self, span: Span) -> int:
-        """Its number in the lane, from 0."""
+        """Return the number of the row in its lane that a span goes to, from 0."""
         rows = self._open.setdefault((span.where, span.lane), [])
         for number, stack in enumerate(rows):
             while stack and stack[-1].end <= span.start:
@@ -207,7 +210,7 @@ class _LaneRows:
 
 
 def _thread(lane: str, row: int) -> int:
-    """A thread number that puts the rows of a process in the order of LANES, the CPU's threads below "compute"."""
+    """Return a thread number that sorts the rows of a process by LANES, with the CPU's threads below "compute"."""
     if lane in LANES:
         return 1 + 10 * LANES.index(lane) + row
     return 1 + 10 * LANES.index("compute") + 1 + int(lane.rpartition(" ")[2])
