@@ -1,1 +1,1 @@
-"""Object stores: their clients, and what their errors mean."""
+"""Reads and writes disks and object stores, and explains their errors."""

@@ -1,9 +1,10 @@
-"""Object stores: S3 and what is compatible with it, Google Cloud Storage, and Azure Blob Storage: their clients and
-their objects; what their errors mean, in one line with the remedy, and requests that outlast an outage; and what every
-kind of server of remote files can do.
+"""Reads object stores: S3 and compatible stores, Google Cloud Storage and Azure Blob Storage.
 
-A client is made in the process that uses it, of a URL and that process's environment: no key or token is ever sent to
-a worker, written to a file or named in a message.
+This module makes clients, opens and lists objects, repeats requests through an outage, and explains errors in one line
+with the remedy. It also defines `Origin`, the interface of every kind of remote file.
+
+A process makes its own clients from a URL and its environment. No key or token is ever sent to a worker, written to a
+file or named in a message.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 _STATUS = re.compile(r"status code: (\d{3})|status client error \((\d{3})")
 _CODE = re.compile(r"<Code>(\w+)</Code>|\"code\": ?\"?(\w+)|\(code: (\w+)\)")
 _MAY_PASS = ("SlowDown", "ServiceUnavailable", "InternalError", "RequestTimeout", "OperationAborted", "ServerBusy")
-_WHOLE = "non-partial response"  # of obstore, where a range was asked for
+_WHOLE = "non-partial response"  # obstore says so if it asked for a range and got a whole object
 _SERVER = re.compile(r"https?://[^/\s]+")
 _METADATA = ("169.254.169.254", "169.254.170.2", "metadata.google.internal", "fd00:ec2::254")
 _KEYS = {
@@ -49,12 +50,13 @@ _Result = TypeVar("_Result")
 
 
 def patiently(call: Callable[[], _Result], url: str, seconds: float = PATIENCE, clock: Any = time) -> _Result:
-    """The result of a request, which is repeated for `seconds`, with growing pauses, while its error may pass.
+    """Make a request and return its result. Repeat it for `seconds`, with growing pauses, while its error may pass.
 
-    Each time it is signed anew, with credentials as they are then; so a request must be one that may be carried out
-    twice. url: of the object or bucket, for messages. clock: as of `repeated`. Raises FileNotFoundError
-    where the object is not there, other OSErrors with what is wrong and the remedy; AlreadyExistsError,
-    PreconditionError and InvalidPathError of obstore as they are.
+    Each repetition is signed anew with the present credentials. The request must be one that may be carried out twice.
+
+    url: the URL of the object or bucket, for messages. clock: see `repeated`. Raises FileNotFoundError if the object is
+    missing, and other OSErrors that say what is wrong and the remedy. AlreadyExistsError, PreconditionError and
+    InvalidPathError of obstore are raised as they are.
     """
 
     def judge(error: Exception) -> Fault:
@@ -70,26 +72,27 @@ def patiently(call: Callable[[], _Result], url: str, seconds: float = PATIENCE, 
 
 
 def patience(seconds: float, status: int | None) -> float:
-    """Seconds for which a request is repeated after an answer of that status.
+    """Return the seconds for which a request is repeated after an answer with this status.
 
-    An answer that the server is overloaded shows that its address is right. Then the first request, too, is repeated
-    for `PATIENCE`: an array of jobs sends all of its first requests at once.
+    If a server answers that it is overloaded, its address is right. Then even the first request is repeated for
+    `PATIENCE`, because an array of jobs sends all of its first requests at once.
     """
     return PATIENCE if seconds == FIRST_PATIENCE and status in (429, 503) else seconds
 
 
 def may_pass(error: BaseException) -> bool:
-    """Whether an error may be gone the next time: the server is overloaded, or cannot be reached."""
+    """Return whether an error may be gone the next time: the server is overloaded, or cannot be reached."""
     if isinstance(error, ValueError) or _asked_metadata(error) or _WHOLE in str(error):
         return False
     status, code = _status(error), _code(error)
-    if status is None:  # no answer; or one about several objects, of which each has a code
+    if status is None:  # there is no answer, or it is about several objects, each with a code
         return not code or code in _MAY_PASS
     return status in (408, 409, 429) or status >= 500
 
 
 def explain(error: BaseException, url: str) -> str:
-    """What is wrong and the remedy, in one line, without what might be secret."""
+    """Return what is wrong and the remedy in one line, without secrets."""
+    # Missing or refused credentials, and wrong buckets.
     scheme, _, rest = url.partition("://")
     kind = "s3" if scheme.startswith("s3") else "gs" if scheme.startswith("g") else "az"
     bucket, code, status = rest.partition("/")[0], _code(error), _status(error)
@@ -105,6 +108,7 @@ def explain(error: BaseException, url: str) -> str:
         return f"the bucket {bucket!r} is in another region: set AWS_REGION"
     if status == 403 or code == "AccessDenied":
         return f"the credentials do not allow this ({code or 'status 403'}): give them the right to it in {bucket!r}"
+    # Other answers of the server, and servers that do not answer.
     if _WHOLE in str(error):
         return "its server sends the whole object where a part is asked for: download it first"
     if status is not None or code:
@@ -118,7 +122,10 @@ def explain(error: BaseException, url: str) -> str:
 
 
 def _explained(error: BaseException, url: str) -> OSError:
-    """By its number: what may pass, or with other credentials; what is not allowed; anything else."""
+    """Return an OSError with the explanation, whose number tells the kind of the error.
+
+    ETIMEDOUT is an error that may pass, or that new credentials solve; EACCES is a refusal; EIO is any other error.
+    """
     denied = _status(error) in (401, 403) or _code(error) == "AccessDenied"
     number = errno.EACCES if denied else errno.EIO
     if _code(error) in _EXPIRED or may_pass(error):
@@ -127,7 +134,7 @@ def _explained(error: BaseException, url: str) -> OSError:
 
 
 def _asked_metadata(error: BaseException) -> bool:
-    """Whether it was the address which gives a machine's own credentials that failed: there are no others."""
+    """Return whether the request for a machine's own credentials failed, which is made if there are no others."""
     return any(address in str(error) for address in _METADATA)
 
 
@@ -143,26 +150,26 @@ def _code(error: BaseException) -> str:
 
 _S3, _GOOGLE, _AZURE = ("s3", "s3a"), ("gs", "gcs"), ("az", "azure", "adl", "abfs", "abfss")
 _ENDPOINT = dict.fromkeys((*_S3, *_AZURE), "endpoint") | dict.fromkeys(_GOOGLE, "base_url")
-"""What obstore calls the endpoint, by the scheme of the URL."""
+"""The name that obstore has for the endpoint, by the scheme of the URL."""
 
 _FIRST_ENDPOINT = "AWS_ENDPOINT_URL_S3"
 _ENDPOINT_VARIABLES = (_FIRST_ENDPOINT, "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
 
 _ENVIRONMENT = ("AWS_", "GOOGLE_", "AZURE_", "HOME")
-"""How the names of variables begin that decide where a client connects to, and as whom."""
+"""The beginnings of the names of variables that decide where a client connects to, and as which user."""
 
 _CLIENT = {
-    "allow_http": True,  # only where the endpoint says http://
+    "allow_http": True,  # used only if the endpoint says http://
     "connect_timeout": timedelta(seconds=5),
-    "timeout": timedelta(seconds=60),  # for a whole request: the default of 30 s is short for a part over a slow line
+    "timeout": timedelta(seconds=60),  # for a whole request, as the default of 30 s is short on a slow line
 }
-_RETRY: dict[str, Any] = {  # what takes longer is repeated by `patiently`, with new credentials
+_RETRY: dict[str, Any] = {  # `patiently` repeats what takes longer, with new credentials
     "max_retries": 3,
     "retry_timeout": timedelta(seconds=10),
     "backoff": {"init_backoff": timedelta(milliseconds=100), "max_backoff": timedelta(seconds=2), "base": 2},
 }
 _CREDENTIALS_MINUTES = 5
-"""After which boto3 is asked again: it renews what expires some minutes earlier than that."""
+"""The interval after which boto3 is asked again. It renews credentials some minutes before they expire."""
 
 
 @dataclass(frozen=True)
@@ -176,7 +183,7 @@ class BucketPath:
     key : str
         The path within the bucket, without slashes around it.
     endpoint : str or None
-        As of `bucket_client`.
+        See `bucket_client`.
 
     """
 
@@ -192,12 +199,12 @@ class BucketPath:
 
 
 def is_bucket(url: str) -> bool:
-    """Whether a URL is one of an object store, rather than of the web or another file system."""
+    """Return whether a URL is one of an object store, rather than of the web or another file system."""
     return "://" in url and url.partition("://")[0] in _ENDPOINT
 
 
 def split_bucket(url: str) -> tuple[str, str]:
-    """The URL of the bucket, and the key within it, of such a URL. Raises UsageError where it names no bucket."""
+    """Return the URL of the bucket and the key within it. Raises UsageError if the URL names no bucket."""
     scheme, _, rest = (as_url(url) or url).partition("://")
     bucket, _, key = rest.partition("/")
     if not bucket:
@@ -211,11 +218,13 @@ def split_bucket(url: str) -> tuple[str, str]:
 
 
 def bucket_client(bucket: str, endpoint: str | None = None) -> ObjectStore:
-    """The client of a bucket, by its URL as `split_bucket` gives it, for keys from its root on.
+    """Return the client of a bucket, for keys from its root on.
 
-    Clients are kept, with their connections, for as long as the environment is the same. endpoint: the URL of a server
-    other than the provider's own; by default that of the environment, if it has one. Raises UsageError where the client
-    cannot be made, or obstore is not installed.
+    Clients and their connections are kept as long as the environment is the same.
+
+    bucket: the URL of the bucket, as `split_bucket` gives it. endpoint: the URL of a server other than the provider's
+    own. Default: that of the environment, if it has one. Raises UsageError if the client cannot be made, or if obstore
+    is not installed.
     """
     check_driver(bucket)
     if endpoint is not None:
@@ -231,7 +240,10 @@ def bucket_client(bucket: str, endpoint: str | None = None) -> ObjectStore:
 
 
 def check_endpoint(endpoint: str, name: str = "--endpoint") -> None:
-    """Raise UsageError for what is not the URL of a server, or holds a password. name: of the option or variable."""
+    """Raise UsageError if the endpoint is not the URL of a server, or holds a user or password.
+
+    name: the name of the option or variable.
+    """
     parts = urlsplit(endpoint)
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise UsageError(f"{name} is {without_secrets(endpoint)!r}: write a URL, for example http://localhost:9000")
@@ -240,7 +252,7 @@ def check_endpoint(endpoint: str, name: str = "--endpoint") -> None:
 
 
 def refuse_useless(endpoint: str | None, names: Iterable[str]) -> None:
-    """Raise UsageError for the server of object stores where none of these paths and URLs is in one."""
+    """Raise UsageError if an endpoint is given but none of these paths and URLs is in an object store."""
     parts = (as_url(part) or part for name in names for part in name.split("::"))
     if endpoint is not None and not any(map(is_bucket, parts)):
         raise UsageError("--endpoint is for URLs such as s3://bucket/key, and none is given: leave it out")
@@ -264,8 +276,10 @@ def _client(bucket: str, endpoint: str | None, _environment: tuple[tuple[str, st
 
 
 def _profile_credentials() -> Callable[[], Any] | None:
-    """Those of a profile, which obstore leaves to boto3: of AWS_PROFILE, or the default one of ~/.aws. None where the
-    environment has keys, or there are no such files: then obstore finds those of a role.
+    """Return the credentials of a profile, which obstore leaves to boto3.
+
+    The profile is that of AWS_PROFILE or the default one of ~/.aws. Return None if the environment has keys, or if
+    there are no such files. Then obstore finds the credentials of a role.
     """
     if os.environ.get("AWS_ACCESS_KEY_ID") or os.environ.get("AWS_SKIP_SIGNATURE"):
         return None
@@ -293,15 +307,17 @@ _AT_ONCE = 32  # requests
 
 
 class State(NamedTuple):
-    """What a file is compared by. size: None where its server does not report it. modified: its time in ns; of a remote
-    file, an ETag or the like.
+    """The size and the time of a file, which show whether it has changed.
+
+    size: in bytes; None if the server does not report it. modified: the time of modification in ns; for a remote file,
+    an ETag or a similar mark.
     """
 
     size: int | None
     modified: str
 
     def differs(self, other: State) -> bool:
-        """Whether two states are not of the same content, by what is known of both."""
+        """Return whether two states belong to different content, as far as both are known."""
         sizes, times = (self.size, other.size), (self.modified, other.modified)
         return (None not in sizes and sizes[0] != sizes[1]) or ("" not in times and times[0] != times[1])
 
@@ -309,8 +325,8 @@ class State(NamedTuple):
 class Origin(ABC):
     """A remote file that is open for reading.
 
-    state: as its server last reported it. ranges: whether it can be read from any byte on. at_once: how many requests
-    for it are worth having under way; 0 where the driver itself reads ahead.
+    state: the state that its server last reported. ranges: whether it can be read from any byte on. at_once: how many
+    parallel requests for it pay off; 0 if the driver itself reads ahead.
     """
 
     state: State
@@ -319,21 +335,22 @@ class Origin(ABC):
 
     @abstractmethod
     def get(self, start: int, stop: int) -> memoryview:
-        """Bytes `start` to `stop`, all of them, where it has ranges; called from several threads at once. Raises
-        OSError, after which `state` is another where that is the reason.
+        """Return all bytes from `start` to `stop` of a file with ranges. Several threads may call this at once.
+
+        Raises OSError. If the file has changed, `state` is the new state afterwards.
         """
 
     def next(self, size: int) -> bytes:
-        """Up to `size` of the next bytes, where it has no ranges; none at its end. Raises OSError."""
+        """Return up to `size` of the next bytes of a file without ranges; none at its end. Raises OSError."""
         raise NotImplementedError("it has ranges")
 
     @abstractmethod
     def close(self) -> None:
-        """End what is under way."""
+        """Close the file, and end the requests that are under way."""
 
 
 class BucketObject(Origin):
-    """An object, by its URL. expected: its state as it was listed, which spares a request; None to ask for it."""
+    """An object, by its URL. expected: the listed state of the object, which saves a request; None to ask for it."""
 
     def __init__(self, url: str, expected: State | None = None, endpoint: str | None = None) -> None:
         self._url = url
@@ -344,7 +361,7 @@ class BucketObject(Origin):
 
     def get(self, start: int, stop: int) -> memoryview:
         options: Any = {"range": (start, stop)}
-        if self.state.modified.startswith('"'):  # a time is none, nor is a weak tag, which no request may ask for
+        if self.state.modified.startswith('"'):  # a time is no tag, and a request must not ask for a weak tag
             options["if_match"] = self.state.modified
 
         def request() -> memoryview:
@@ -370,23 +387,23 @@ class BucketObject(Origin):
 
 
 class _Closed(Exception):
-    """Nobody waits for the request any more."""
+    """Raised to end a request whose result is no longer needed."""
 
 
 def state_of_object(url: str, endpoint: str | None, seconds: float, client: Any = None) -> State:
-    """Raises FileNotFoundError where there is none, and other OSErrors."""
+    """Return the state of an object. Raises FileNotFoundError if it is missing, and other OSErrors."""
     bucket, key = split_bucket(url)
     client = client or bucket_client(bucket, endpoint)
     try:
         return _state_in(patiently(lambda: obstore.head(client, key), url, seconds))
-    except PermissionError:  # only an answer with a body says why
+    except PermissionError:  # only the answer to a GET has a body that says why
         return _state_in(patiently(lambda: obstore.get(client, key), url, seconds).meta)
 
 
 def objects_below(
     bucket: str, folder: str, endpoint: str | None, unlisted: list[tuple[str, str]]
 ) -> Iterator[tuple[str, State]]:
-    """Key and state of each object below a folder of a bucket, at any depth.
+    """Yield the key and the state of each object below a folder of a bucket, at any depth.
 
     Parameters
     ----------
@@ -395,14 +412,14 @@ def objects_below(
     folder : str
         The folder, without slashes around it; empty for the whole bucket.
     endpoint : str or None
-        As of `bucket_client`.
+        See `bucket_client`.
     unlisted : list of (str, str)
-        URLs of folders with objects that cannot be listed, each with the reason, are appended.
+        The function appends the URLs of folders with objects that cannot be listed, each with the reason.
 
     Raises
     ------
     OSError
-        Where the bucket cannot be listed.
+        If the bucket cannot be listed.
 
     """
     client, last, pages = bucket_client(bucket, endpoint), None, None
@@ -425,7 +442,7 @@ def objects_below(
                 listed.add(about["path"])
                 yield about["path"], _state_in(about)
             last, seconds = objects[-1]["path"], PATIENCE
-    except InvalidPathError:  # of one object, for which the whole page is lost: look folder by folder
+    except InvalidPathError:  # one object has such a path, and the whole page is lost: list folder by folder
         here, folders = objects_in(bucket, folder, endpoint, unlisted)
         yield from ((key, state) for key, state in here if key not in listed)
         for below in folders:
@@ -435,8 +452,9 @@ def objects_below(
 def objects_in(
     bucket: str, folder: str, endpoint: str | None, unlisted: list[tuple[str, str]]
 ) -> tuple[list[tuple[str, State]], list[str]]:
-    """The objects in a folder of a bucket itself, each with its state; and the folders in it. Parameters, and what is
-    raised, as of `objects_below`.
+    """Return the objects directly in a folder of a bucket, each with its state, and the folders in it.
+
+    See `objects_below` for the parameters and the errors.
     """
     client, url = bucket_client(bucket, endpoint), f"{bucket}/{folder}".rstrip("/")
     try:
@@ -455,7 +473,7 @@ _OTHER_KEYS = "copy them to other keys"
 
 
 def _listed_by_arrow(bucket: str, folder: str, endpoint: str | None) -> tuple[list[tuple[str, State]], list[str]]:
-    """The same of a folder in S3 in which there are keys that obstore refuses: PyArrow lists the others."""
+    """List a folder in S3 as `objects_in` does, with PyArrow, because the folder has keys that obstore refuses."""
     import pyarrow.fs as arrow_fs
 
     address = endpoint or next(filter(None, map(os.environ.get, _ENDPOINT_VARIABLES)), None)
@@ -470,14 +488,14 @@ def _listed_by_arrow(bucket: str, folder: str, endpoint: str | None) -> tuple[li
     found = patiently(look, f"{bucket}/{folder}", FIRST_PATIENCE)
     inside = [about for about in found if about.path.startswith(f"{above}/") and _has_path(about.path)]
     keys = [about.path.removeprefix(f"{name}/") for about in inside if about.type == arrow_fs.FileType.File]
-    with threads(_AT_ONCE) as pool:  # Arrow does not report tags
+    with threads(_AT_ONCE) as pool:  # ask for each state, because Arrow does not report tags
         states = list(pool.map(lambda key: state_of_object(f"{bucket}/{key}", endpoint, PATIENCE), keys))
     folders = [about.path.removeprefix(f"{name}/") for about in inside if about.type == arrow_fs.FileType.Directory]
     return list(zip(keys, states, strict=True)), folders
 
 
 def _has_path(key: str) -> bool:
-    """Whether obstore opens the object with such a key."""
+    """Return whether obstore can open an object with this key."""
     return not {"", ".", ".."} & set(key.split("/"))
 
 

@@ -1,7 +1,7 @@
-"""Files on a disk: which of those that the user named may be written, decided before any work; and each written whole.
+"""Writes files to a disk, each whole, and checks before any work which of the user's files may be written.
 
-A file is written under a name unique to the attempt, flushed to the disk, renamed, and its folder flushed. So there is
-always the old one or the new one, whatever fails, and after a power failure too.
+A file is written under a name unique to the attempt, flushed to the disk and renamed, and its folder is flushed. So
+there is always the old file or the new one, whatever fails, even after a power failure.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ..errors import OutputError, UsageError, cause
 from .names import MANIFEST, as_url, in_archive, is_url
 
 TEMPORARY = ".tmp"
-"""The suffix of files that are being written; their names begin with a dot."""
+"""The suffix of files that are being written. Their names begin with a dot."""
 
 _REMEDIES: dict[int | None, str] = {
     **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), "Free some space"),
@@ -32,7 +32,7 @@ _REMEDIES: dict[int | None, str] = {
 
 Named = str | os.PathLike[str]
 Content = bytes | memoryview
-"""Of a file."""
+"""The content of a file."""
 
 
 def refuse_outputs(
@@ -41,13 +41,16 @@ def refuse_outputs(
     read: Callable[[], Iterable[str]],
     folder: str | None = None,
 ) -> None:
-    """Raise UsageError where a file or a folder cannot be written, or must not be replaced. Every command that writes
-    calls this before its work.
+    """Raise UsageError if a file or a folder cannot be written, or must not be replaced.
 
-    files: by the option that names each; None where it is not given. overwrite: whether they may be replaced, unless
-    they are what is read. read: gives the paths and URLs of all that is read: input, models, output folders of jobs;
-    called where something that is there could be one of these. folder: a path or a URL that is to be written into.
+    Every command that writes calls this function before its work.
+
+    files: the files to write, by the option that names each; None if the option is not given. overwrite: whether they
+    may be replaced, unless the command reads them. read: returns the paths and URLs of everything that is read: input,
+    models, output folders of jobs. It is called only if something that exists could be one of these. folder: the path
+    or URL of a folder to write into.
     """
+    # The files need a folder that can be written, and must be different files.
     given = {option: Path(name) for option, name in files.items() if name is not None}
     for option, path in given.items():
         if os.path.isdir(path) or not os.access(path.absolute().parent, os.W_OK):
@@ -55,11 +58,15 @@ def refuse_outputs(
         others = [one for one, other in given.items() if other.resolve() == path.resolve() and one != option]
         if others:
             raise UsageError(f"{option} and {others[0]} are the same file, {path}: give two")
+
+    # None may be inside the output folder of a job.
     new = {"--output": Path(folder)} if folder and not is_url(folder) and not os.path.lexists(folder) else {}
     for option, path in {**given, **new}.items():
         for above in Path(os.path.realpath(path)).parents:
             if os.path.exists(above / MANIFEST):
                 raise UsageError(f"{option} {path} is in {above}, the output folder of a job: choose another place")
+
+    # None may be something that the command reads.
     there = {option: path for option, path in given.items() if os.path.isfile(path)}
     target = folder if folder and (is_url(folder) or os.path.isdir(folder)) else ""
     within = cache(partial(_is_within, target))
@@ -73,20 +80,22 @@ def refuse_outputs(
         for option, path in there.items():
             if _same(path, name):
                 raise UsageError(f"{option} {path} is what the command reads: give another file")
+
+    # Existing files are replaced only with --overwrite.
     if there and not overwrite:
         option, path = next(iter(there.items()))
         raise UsageError(f"{option} {path} is there already: give another name, or --overwrite")
 
 
 def _same(one: Named, other: Named) -> bool:
-    """Whether two names are of one file, folder or URL, through links and mounts too."""
+    """Return whether two names are of one file, folder or URL, also through links and mounts."""
     with suppress(OSError):  # a URL is no file
         return os.path.samefile(one, other)
     return str(one).rstrip("/") == str(other).rstrip("/")
 
 
 def _is_within(folder: str, path: str) -> bool:
-    """Whether a folder, or a URL, is another one or below it, by whatever name."""
+    """Return whether a path or URL is a folder or below it, under whatever name."""
     above = (Path(path), *Path(path).parents)
     return f"{path}/".startswith(f"{folder.rstrip('/')}/") or any(_same(one, folder) for one in above)
 
@@ -94,7 +103,7 @@ def _is_within(folder: str, path: str) -> bool:
 def write_file(path: Named, data: Content) -> None:
     """Write a file that the user named, or replace it. A link stays a link, and a file keeps its permissions.
 
-    Raises OutputError, with the remedy; the file is then as it was.
+    Raises OutputError with the remedy. The file is then as it was before.
     """
     target = Path(os.path.realpath(path))
     try:
@@ -114,8 +123,9 @@ def write_file(path: Named, data: Content) -> None:
 
 
 def why_not(done: str, path: Named, error: OSError | ValueError, size: int | None = None) -> str:
-    """What was wrong when a file, of that size, or a folder was to be written, say, and what helps: a sentence that may
-    go on.
+    """Return why a file or a folder could not be written or read, and what helps. More text may follow the sentence.
+
+    done: the past participle of the action, such as "written". size: the size of the file in bytes, if it matters.
     """
     message = f"{path}{'' if size is None else f' ({size:,} bytes)'} cannot be {done}: {cause(error)}"
     number = error.errno if isinstance(error, OSError) else errno.ENAMETOOLONG
@@ -127,7 +137,10 @@ def why_not(done: str, path: Named, error: OSError | ValueError, size: int | Non
 
 @contextmanager
 def temporary(path: Path, data: Content) -> Iterator[Path]:
-    """A temporary file next to `path`, to be renamed or removed; after an error it is removed. Raises OSError."""
+    """Write a temporary file next to `path`, which the block renames or removes. Raises OSError.
+
+    After an error the file is removed.
+    """
     written = path.with_name(f".{path.name}.{uuid.uuid4().hex}{TEMPORARY}")
     try:
         write_new(written, data)

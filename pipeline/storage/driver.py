@@ -1,6 +1,6 @@
-"""obstore, the driver of object stores, and its errors. The extra `object-stores` installs it.
+"""Imports obstore, the driver of object stores, and its errors. The extra `object-stores` installs it.
 
-Without it everything but object stores works, and `check_driver` says what to install where a bucket is named.
+Without obstore everything but object stores works. If a bucket is named, `check_driver` says what to install.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""What input files are called: in the column `file`, in messages, and in a job's fingerprint.
+"""Names input files, for the column `file`, for messages, and for a job's fingerprint.
 
-A file is called by its absolute path or its URL; or, with a root, by what follows it. A file in a zip archive is called
-as fsspec calls it, `zip://member.csv::/data/archive.zip`, so that fsspec, pandas and Dask can open it by that name.
-Passwords in URLs, and what follows a `?` in those of the web, which may be a signature, are in no name.
+The name of a file is its absolute path or its URL. With a root, it is the part of these below the root. A file in a zip
+archive has the name that fsspec gives it, `zip://member.csv::/data/archive.zip`, so that fsspec, pandas and Dask can
+open it. No name contains the password of a URL, or the part of a web URL after `?`, which may be a signature.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from typing import NamedTuple
 from ..errors import UsageError
 
 PARTS, ENTRIES, MANIFEST = "parts", "_entries", "_manifest.json"
-"""Of a folder that holds the output of a job: two folders in it, and the file that says which job."""
+"""Names in the output folder of a job: two of its folders, and the file that says which job it is."""
 
 OLD_MANIFEST = "manifest.json"
-"""The manifest of version 1, by which such a folder is recognised and refused."""
+"""The manifest of version 1. A folder that has one is recognised by it and refused."""
 
 _MEMBER, _IN = "zip://", "::"
 _ONE_SLASH = re.compile(r"^([A-Za-z][A-Za-z0-9+.-]+):/+")
@@ -27,7 +27,7 @@ _QUERY = re.compile(r"(https?://(?:(?!::)[^\s?#'\"])*)[?#](?:(?!::)[^\s'\"])*")
 
 
 class InArchive(NamedTuple):
-    """A file within a zip archive; or several, where `member` is a pattern."""
+    """A file within a zip archive, or several files if `member` is a pattern."""
 
     member: str
     archive: str
@@ -38,40 +38,43 @@ def is_url(name: str) -> bool:
 
 
 def is_web(url: str) -> bool:
-    """Whether a URL is one of the web, rather than of an object store or another file system."""
+    """Return whether a URL is one of the web, rather than of an object store or another file system."""
     return url.startswith(("http://", "https://"))
 
 
 def as_url(name: str) -> str | None:
-    """A URL as it was given, where the name is one: `pathlib.Path` makes s3:/bucket of s3://bucket. Else None."""
+    """Return a URL as it was given; None if the name is not a URL.
+
+    `pathlib.Path` turns s3://bucket into s3:/bucket, and this function turns it back.
+    """
     return _ONE_SLASH.sub(r"\1://", name) if _ONE_SLASH.match(name) else None
 
 
 def member_name(member: str, archive: str) -> str:
-    """The name of a file in an archive."""
+    """Return the name of a file in an archive."""
     return f"{_MEMBER}{member}{_IN}{archive}"
 
 
 def in_archive(name: str) -> InArchive | None:
-    """The parts of such a name; None for any other."""
+    """Return the parts of the name of a file in an archive; None for any other name."""
     if not (name.startswith(_MEMBER) and _IN in name):
         return None
     return InArchive(*name.removeprefix(_MEMBER).split(_IN, 1))
 
 
 def file_part(name: str) -> str:
-    """The part of a name that ends in the suffix of the file: without its archive, and without a query."""
+    """Return the part of a name that ends in the suffix of the file, without its archive and without a query."""
     inside = in_archive(name)
     return inside.member if inside else without_secrets(name)
 
 
 def without_secrets(text: str) -> str:
-    """A URL, or a message that holds some, without passwords, and without what follows the path of one of the web."""
+    """Return a URL, or a message with URLs, without passwords and without the query and fragment of web URLs."""
     return _QUERY.sub(r"\1", _PASSWORD.sub(r"\1@", text)) if is_url(text) else text
 
 
 def printable(path: str) -> str:
-    r"""A path as text: bytes that are not UTF-8 as \xNN, and halves of surrogate pairs as \udNNN."""
+    r"""Return a path as text, with bytes that are not UTF-8 as \xNN and halves of surrogate pairs as \udNNN."""
     if path.isascii():
         return path
     try:
@@ -82,7 +85,7 @@ def printable(path: str) -> str:
 
 
 def refuse_not_utf8(option: str, value: object) -> None:
-    """Raise UsageError for a text, a path, or one of several, that is not UTF-8."""
+    """Raise UsageError if a text or a path, or one of several, is not UTF-8."""
     for path in value if isinstance(value, tuple) else (value,):
         text = os.fspath(path) if isinstance(path, str | os.PathLike) else ""
         if printable(text) != text:
@@ -90,18 +93,18 @@ def refuse_not_utf8(option: str, value: object) -> None:
 
 
 def absolute(name: str) -> str:
-    """An absolute path or pattern; a URL as it is."""
+    """Return a path or a pattern as an absolute one, and a URL as it is."""
     if inside := in_archive(name):
         return member_name(inside.member, absolute(inside.archive))
     if is_url(name):
         return name
-    if glob.has_magic(name) and not os.path.lexists(name):  # whose folder may look like a pattern
+    if glob.has_magic(name) and not os.path.lexists(name):  # escape the folder, which may look like a pattern
         return os.path.normpath(os.path.join(glob.escape(os.getcwd()), name))
     return os.path.abspath(name)
 
 
 def root_of(root: str | os.PathLike[str] | None) -> str | None:
-    """A root as an absolute path or URL. Raises UsageError where there is no such folder."""
+    """Return a root as an absolute path or URL. Raises UsageError if there is no such folder."""
     if root is None:
         return None
     given = os.fspath(root)
@@ -113,7 +116,7 @@ def root_of(root: str | os.PathLike[str] | None) -> str | None:
 
 
 def named(location: str, root: str | None) -> str:
-    """What the file at an absolute path or URL is called. Raises UsageError where it is not below the root."""
+    """Return the name of the file at an absolute path or URL. Raises UsageError if it is not below the root."""
     if inside := in_archive(location):
         return member_name(inside.member, named(inside.archive, root))
     name = without_secrets(location)
@@ -126,7 +129,10 @@ def named(location: str, root: str | None) -> str:
 
 
 def located(name: str, root: str | None) -> str:
-    """The absolute path or URL of a file that is called so. root: of relative names; by default the current folder."""
+    """Return the absolute path or URL of the file with this name.
+
+    root: the root of relative names. Default: the current folder.
+    """
     if inside := in_archive(name):
         return member_name(inside.member, located(inside.archive, root))
     if is_url(name) or os.path.isabs(name) or root is None:

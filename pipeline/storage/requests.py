@@ -1,4 +1,4 @@
-"""Requests to servers: repeated while their error may pass, heard by Ctrl-C, and noted while they are under way."""
+"""Repeats requests to servers while their error may pass, reacts to Ctrl-C, and lists requests that are under way."""
 
 from __future__ import annotations
 
@@ -15,29 +15,32 @@ from ..errors import cause
 from ..telemetry.spans import STORE_WAITS, Span
 
 PATIENCE = 300.0
-"""Seconds for which a request is repeated while its error may pass."""
+"""The seconds for which a request is repeated while its error may pass."""
 
 FIRST_PATIENCE = 5.0
-"""The same for the first request of a job, unless it is answered: a wrong address should be reported within seconds."""
+"""The seconds for which the first request of a job is repeated if there is no answer.
+
+A wrong address should be reported within seconds.
+"""
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.2, 5.0
 _LONGEST_NAP = 0.5
-"""A thread that pauses checks after so many seconds whether its process ends."""
+"""A pausing thread checks at this interval, in seconds, whether its process ends."""
 
 _Result = TypeVar("_Result")
 
 
 class Fault(NamedTuple):
-    """What came of a request.
+    """The judgement of a failed request.
 
     Attributes
     ----------
     error : Exception
-        What is raised if it is not repeated.
+        The error to raise if the request is not repeated.
     seconds : float
-        For which it is repeated.
+        The seconds for which the request is repeated.
     wait : float
-        Seconds that the server asks for before the next time.
+        The seconds that the server asks the client to wait before the next request.
 
     """
 
@@ -53,11 +56,11 @@ class UnderWay:
     Attributes
     ----------
     url : str
-        What is requested, without secrets.
+        The requested URL, without secrets.
     began : float
-        When it was sent first, by `time.monotonic`.
+        The time at which it was first sent, by `time.monotonic`.
     error : str
-        Why it is repeated; empty while it is not.
+        The reason for repeating it; empty if it is not repeated.
 
     """
 
@@ -70,7 +73,7 @@ _under_way: dict[int, UnderWay] = {}
 
 
 def under_way() -> list[UnderWay]:
-    """The requests of this process that have no answer yet, the oldest first."""
+    """Return the requests of this process that have no answer yet, the oldest first."""
     return sorted(_under_way.copy().values(), key=lambda request: request.began)
 
 
@@ -85,20 +88,20 @@ def _noted(url: str) -> Iterator[UnderWay]:
 
 
 def repeated(call: Callable[[], _Result], judge: Callable[[Exception], Fault], url: str, clock: Any = time) -> _Result:
-    """The result of a request, which is repeated, with growing pauses, for as long as `judge` says of what it raises.
+    """Make a request and return its result. Repeat it with growing pauses for as long as `judge` says.
 
-    Ctrl-C and SIGTERM are heard meanwhile. No request is repeated in a process that ends.
+    Ctrl-C and SIGTERM interrupt it meanwhile. A process that ends repeats no request.
 
     Parameters
     ----------
     call : callable
         Makes the request.
     judge : callable
-        Says what came of an error that `call` has raised.
+        Returns the judgement of an error that `call` has raised.
     url : str
-        What is requested, for messages, without secrets.
+        The requested URL without secrets, for messages.
     clock : object
-        Has `monotonic` and `sleep`.
+        An object with the functions `monotonic` and `sleep`.
 
     """
     start, began, pause, has_failed = time.time(), clock.monotonic(), _FIRST_PAUSE, False
@@ -125,8 +128,10 @@ def repeated(call: Callable[[], _Result], judge: Callable[[Exception], Fault], u
 
 
 def _heard(call: Callable[[], _Result]) -> _Result:
-    """The result of a call. The main thread, in which Python handles signals, only waits for it: while it is in the
-    code of a library, it hears none.
+    """Make a call and return its result.
+
+    Python handles signals in the main thread, but not while that is in the code of a library. So the main thread lets
+    another thread make the call and only waits for it.
     """
     if threading.current_thread() is not threading.main_thread():
         return call()

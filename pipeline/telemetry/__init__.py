@@ -1,1 +1,1 @@
-"""When and where each step ran: spans, the clocks of processes, and the current activity of a process."""
+"""Records when and where each step ran: spans, the clocks of processes, and the current activity of a process."""

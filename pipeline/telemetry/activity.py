@@ -1,6 +1,6 @@
-"""The activity of this process over time, for the dashboard: its compute threads, its device, and its rows.
+"""Records the activity of this process over time, for the dashboard: its compute threads, its device, and its rows.
 
-And what it has done since it started, as numbers that only grow: for Prometheus.
+It also counts what the process has done since it started, as numbers that only grow, for Prometheus.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ WAITING = "waiting"
 """The activity outside any `during` block."""
 
 DEVICE_ACTIVITIES = ("kernels", "copy-in", "copy-out")
-"""The activities of a device. Several may run at a time: the first of these that does counts."""
+"""The activities of a device. If several run at a time, the first in this order counts."""
 
 _KEPT = 20_000
 
@@ -23,8 +23,8 @@ _KEPT = 20_000
 class ActivityLog:
     """The activities of one process.
 
-    rows: classified since it started, those of repeated chunks too. clock: seconds since the epoch. Only the thread
-    that runs the engine may use `during`.
+    rows: the number of rows classified since the process started, including those of repeated chunks. clock: returns
+    the seconds since the epoch. Only the thread that runs the engine may use `during`.
     """
 
     def __init__(self, clock: Callable[[], float] | None = None) -> None:
@@ -36,9 +36,9 @@ class ActivityLog:
 
     @contextmanager
     def during(self, name: str) -> Iterator[None]:
-        """Record the activity of the compute threads during the block. Blocks nest; the innermost counts.
+        """Record the activity of the compute threads during the block. Blocks nest, and the innermost counts.
 
-        The dashboard shows "computing" and those of DEVICE_ACTIVITIES.
+        The dashboard shows "computing" and the DEVICE_ACTIVITIES.
         """
         before = self._changes[-1][1]
         self._changes.append((self._clock(), name))
@@ -55,12 +55,12 @@ class ActivityLog:
     def add(self, name: str, start: float, end: float) -> None:
         """Record an activity of a device, one of DEVICE_ACTIVITIES, between two past moments.
 
-        They may overlap, and take precedence over any `during`.
+        Such activities may overlap, and they take precedence over any `during`.
         """
         self._past.append((start, end, name))
 
     def seconds(self, since: float, until: float) -> dict[str, float]:
-        """Seconds of each activity between two moments; each second counts for one."""
+        """Return the seconds of each activity between two moments. Each second counts for one activity."""
         steps = [(moment, name, 0) for moment, name in self._changes_of(since)]
         for start, end, name in tuple(self._past):
             if end > since and start < until:
@@ -81,7 +81,7 @@ class ActivityLog:
         return dict(seconds)
 
     def _changes_of(self, since: float) -> list[tuple[float, str]]:
-        """The changes after a moment, and the last one before it, in order."""
+        """Return the changes after a moment and the last one before it, in order."""
         changes = []
         for change in reversed(tuple(self._changes)):
             changes.append(change)
@@ -105,11 +105,14 @@ HELP = {
     "engines_loaded": "Models loaded",
     "engines_evicted": "Models closed to make room for another",
 }
-"""Every count, by name, with what it counts."""
+"""The description of every count, by its name."""
 
 
 class Counts:
-    """seconds: by activity, as `ActivityLog` names them. A repeated chunk counts again."""
+    """Counts of what a process has done, which only grow. A repeated chunk counts again.
+
+    counts: each count by its name in `HELP`. seconds: the time of each activity, as `ActivityLog` names them.
+    """
 
     def __init__(self) -> None:
         self._lock = Lock()
@@ -117,7 +120,7 @@ class Counts:
         self._seconds: Counter[str] = Counter()
 
     def add(self, **counts: int) -> None:
-        """Count more of each of these."""
+        """Increase counts by their names."""
         with self._lock:
             for name, count in counts.items():
                 self._counts[name] += count

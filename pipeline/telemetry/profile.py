@@ -1,6 +1,7 @@
-"""A profile's figures: what each kernel took, what the device can reach, and the bytes that NVIDIA's `ncu` counts.
+"""Holds the figures of a profile: the times of each kernel, the ceilings of the device, and bytes that `ncu` counts.
 
-`ncu` cannot attach to a running process, so another one classifies one batch under it. GPU clocks are not changed.
+NVIDIA's `ncu` cannot attach to a running process, so another process classifies one batch under it. GPU clocks are not
+changed.
 """
 
 from __future__ import annotations
@@ -31,25 +32,25 @@ class KernelProfile:
     category : str
         Element-wise, reduction or product.
     seconds : float
-        Median, run alone, its input in memory.
+        The median time if the kernel runs alone, with its input in memory.
     stream_seconds : float
-        Median, within the whole network.
+        The median time within the whole network.
     flop : int
-        Operations, of which a multiply and an add count as two.
+        The number of operations. A multiply and an add count as two.
     least_bytes : int
-        Bytes of every input, weight and output, moved once.
+        The bytes of every input, weight and output, moved once.
     modelled_bytes : int
-        Bytes moved by the design of the kernel, without regard to caches.
+        The bytes that the design of the kernel moves, without regard to caches.
     counted_bytes : int, optional
-        Bytes moved as hardware counters count them, where they could be read.
+        The bytes that hardware counters report as moved, if they could be read.
     occupancy : float, optional
-        Resident warps over the maximum of an SM.
+        The resident warps divided by the maximum of an SM.
     registers : int, optional
-        Registers of a thread.
+        The registers of a thread.
     shared_bytes : int, optional
-        Shared memory of a block.
+        The shared memory of a block, in bytes.
     waves : float, optional
-        Blocks over the blocks that fit the device at once.
+        The number of blocks divided by the number of blocks that fit the device at once.
     tail_waste : float, optional
         The share of the capacity of all waves that the last one leaves idle.
     tile_waste : float, optional
@@ -75,14 +76,14 @@ class KernelProfile:
 
 @dataclass(frozen=True)
 class Ceilings:
-    """What the device reached in this run.
+    """The rates that the device reached in this run.
 
     Attributes
     ----------
     flop_per_second : float
-        Of a large product, in the engine's precision.
+        The rate of a large matrix product in the engine's precision.
     bytes_per_second : float
-        Of a large copy, reads and writes.
+        The rate of a large copy, with its reads and writes.
     how : str
         A description of the two measurements.
 
@@ -100,17 +101,17 @@ class Profile:
     Attributes
     ----------
     backend : str
-        What computed, in words.
+        A description of the device, the precision and the kernels.
     device : str
         "cpu", or "cuda:" and the number of the GPU.
     batch : int
-        Articles of the batch.
+        The number of articles in the batch.
     seconds : float
-        Median to classify the batch, from text to labels.
+        The median time to classify the batch, from text to labels.
     kernels : tuple of KernelProfile
-        In the order they run.
+        The kernels, in the order in which they run.
     ceilings : Ceilings
-        What the device reached.
+        The rates that the device reached.
 
     """
 
@@ -126,10 +127,11 @@ class Profile:
 
 
 def counted_bytes(command: Sequence[str], environment: Mapping[str, str], kernels: str) -> list[int] | None:
-    """Bytes read and written by every kernel of a command, in the order they run; None where `ncu` is not installed.
+    """Return the bytes that every kernel of a command reads and writes, in the order in which the kernels run.
 
-    kernels: what ncu takes as their names. Raises BroadsheetError with its message where it cannot read the counters
-    (often only administrators may), and subprocess.TimeoutExpired.
+    Return None if `ncu` is not installed. kernels: the names of the kernels, as an argument of `ncu`. Raises
+    BroadsheetError with the message of `ncu` if it cannot read the counters, which often only administrators may, and
+    subprocess.TimeoutExpired.
     """
     if shutil.which("ncu") is None:
         return None
@@ -144,7 +146,10 @@ def counted_bytes(command: Sequence[str], environment: Mapping[str, str], kernel
 
 
 def read_report(lines: Iterable[str]) -> list[int]:
-    """The bytes of each kernel in ncu's CSV: output of the program, a header, a row of units, a row a kernel."""
+    """Return the bytes of each kernel from the CSV of `ncu`.
+
+    The CSV has the output of the program, a header, a row of units, and a row for each kernel.
+    """
     rows = list(csv.reader(line for line in lines if line.startswith('"')))
     if len(rows) < 3:
         return []

@@ -1,4 +1,4 @@
-"""Who has read the records of a job's input, where a GPU has read some: keys of counts of records."""
+"""Names the counts of records by who has read them, a GPU or the host, for jobs whose GPU has read some."""
 
 BY_GPU = "gpu"
 ODD, MANY_ODD, UNCLEAR, NO_MEMORY = "odd", "many_odd", "unclear", "no_memory"
@@ -12,6 +12,7 @@ BY_HOST = {
     OUTSIDE_BLOCKS: "from a line on that is longer than a block, or has no line end",
     OTHER_RANGES: "in files that only the host reads",
 }
-"""Why the host has read records, by key: what follows their number in a sentence. "From … on" is up to the end of a
-file, or of a part of one that a task reads.
+"""The reasons why the host has read records, by key, as they follow the number of records in a sentence.
+
+"From … on" means up to the end of a file, or of the part of a file that a task reads.
 """

@@ -1,6 +1,6 @@
-"""What a process has noticed that makes jobs slower than they could be: each of its jobs says so at the end."""
+"""Collects what a process has noticed that makes jobs slower than they could be. Each of its jobs reports it."""
 
 from __future__ import annotations
 
 REMARKS: dict[str, None] = {}
-"""Sentences, each once."""
+"""The remarks as sentences, each once."""

@@ -1,6 +1,7 @@
-"""Spans: when a step of a chunk began, how long it took, where, and by which clock. The same steps are NVTX ranges.
+"""Records spans: when a step of a chunk began, how long it took, where, and by which clock.
 
-Imports only the standard library, and nvtx if it is installed, so that every module may import it.
+The same steps are NVTX ranges. This module imports only the standard library, and nvtx if it is installed, so that
+every module may import it.
 """
 
 from __future__ import annotations
@@ -20,7 +21,11 @@ except ImportError:
 
 @dataclass(frozen=True)
 class Clock:
-    """offset: seconds to add to this process's `time.time()` to get the scheduler's; it is right to within `error`."""
+    """The clock of a process against the scheduler's.
+
+    offset: the seconds to add to this process's `time.time()` to get the scheduler's. error: the largest error of the
+    offset, in seconds.
+    """
 
     offset: float = 0.0
     error: float = float("inf")
@@ -30,21 +35,22 @@ _clock = Clock()
 
 
 def set_clock(clock: Clock) -> None:
-    """Set the last measurement of this process's clock, which is sent to the client with every chunk."""
+    """Set the last measurement of this process's clock. It is sent to the client with every chunk."""
     global _clock
     _clock = clock
 
 
 def clock() -> Clock:
-    """The last measurement of this process's clock against the scheduler's."""
+    """Return the last measurement of this process's clock against the scheduler's."""
     return _clock
 
 
 def clock_from(round_trips: Iterable[tuple[float, float, float]]) -> Clock:
-    """The clock by the fastest of several round trips, each given as: sent, time of the other clock, received.
+    """Return the clock by the fastest of several round trips.
 
-    The answer was made between sending and receiving, so taking the middle errs by half the round trip at most
-    (Cristian, Probabilistic clock synchronization, 1989).
+    round_trips: for each, the time of sending, the time of the other clock, and the time of receiving. The answer was
+    made between sending and receiving, so the middle is wrong by at most half of the round trip (Cristian,
+    "Probabilistic clock synchronization", 1989).
     """
     sent, other, received = min(round_trips, key=lambda trip: trip[2] - trip[0])
     return Clock(other - (sent + received) / 2, (received - sent) / 2)
@@ -54,18 +60,27 @@ _HOST = socket.gethostname()
 
 
 def here() -> str:
-    """The process, in `Span.where`: a worker may be a fork of one that has imported this module."""
+    """Return the host and the id of this process, for `Span.where`.
+
+    The id is read at each call, because a worker may be a fork of a process that has imported this module.
+    """
     return f"{_HOST}:{os.getpid()}"
 
 
 LANES = ("read", "ingest", "wait", "infer", "copy-in", "compute", "copy-out", "write", "store")
-"""The rows of a worker's timeline, top down; a compute thread of the CPU backend adds one of its own, "thread 0".
+"""The rows of a worker's timeline, top down. Each compute thread of the CPU backend adds its own, such as "thread 0".
 
-read: the task `read`, in it a span "decode" for each run of bytes parsed, and "room" while it waits for memory that
-other chunks take. ingest: a GPU finds the records of a block. wait: a chunk is read, and all threads that label and
-write are busy ("queue"), then the device ("wait"). infer: the task `infer`. copy-in, copy-out: to and from the device.
-compute: span "kernels" for each batch, in it (with --profile) one for each kernel: encode, conv1 to conv6, fc1 to fc3,
-head. write: the task `write`. store: a request to a server that had to be repeated.
+- read: the task `read`. It has a span "decode" for each run of bytes that is parsed, and "room" while it waits for
+  memory that other chunks take.
+- ingest: a GPU finds the records of a block.
+- wait: a chunk has been read and waits, first until a thread that labels and writes is free ("queue"), then until the
+  device is free ("wait").
+- infer: the task `infer`.
+- copy-in, copy-out: copies to and from the device.
+- compute: a span "kernels" for each batch. With --profile it has a span for each kernel: encode, conv1 to conv6, fc1 to
+  fc3, head.
+- write: the task `write`.
+- store: a request to a server that had to be repeated.
 """
 
 
@@ -76,19 +91,19 @@ class Span:
     Attributes
     ----------
     name : str
-        What is done.
+        The name of the step.
     start : float
-        When it began, in seconds since the epoch, by the clock of its host.
+        The time at which it began, in seconds since the epoch, by the clock of its host.
     seconds : float
         How long it took.
     where : str
-        Host and process id.
+        The host and the process id.
     lane : str
-        One of `LANES`, or a compute thread's.
+        One of `LANES`, or the lane of a compute thread.
     device : str
         "cpu", "cuda:0", or "" for steps that use no device.
     chunk : str
-        The name of the chunk's part, which is filled in on the client.
+        The name of the chunk's part, which the client fills in.
 
     """
 
@@ -106,7 +121,7 @@ class Span:
 
 
 STORE_WAITS: list[Span] = []
-"""Those in the lane "store" of this process, until the next chunk takes them."""
+"""The spans in the lane "store" of this process, until the next chunk takes them."""
 
 
 def drain(spans: list[Span]) -> list[Span]:
@@ -118,23 +133,24 @@ def drain(spans: list[Span]) -> list[Span]:
 
 @dataclass(frozen=True)
 class Place:
-    """A worker process that spans come from, with its moments before the first chunk, in seconds since the epoch by its
-    own clock.
+    """A worker process that spans come from, with its moments before the first chunk.
+
+    Moments are in seconds since the epoch, by the clock of the process.
 
     Attributes
     ----------
     where : str
-        Host and process id.
+        The host and the process id.
     device : str
         "cpu", or "cuda:" and the number of the GPU.
     started : float
-        When the model began to load.
+        The moment at which the model began to load.
     memory_ready : float
-        When weights and buffers were in the device's memory.
+        The moment at which weights and buffers were in the device's memory.
     engine_ready : float
-        When it could classify.
+        The moment from which the process could classify.
     clock : Clock
-        Its clock against the scheduler's.
+        The clock of the process against the scheduler's.
 
     """
 
@@ -154,22 +170,22 @@ class Place:
 def span(
     name: str, into: list[Span] | None, lane: str = "", device: str = "", number: int | None = None
 ) -> Iterator[None]:
-    """Append the span of the `with` block to `into`, also when the block raises.
+    """Append the span of the `with` block to `into`, even if the block raises an error.
 
-    The block is an NVTX range in the domain "broadsheet" too; without a profiler that costs a microsecond.
+    The block is also an NVTX range in the domain "broadsheet", which costs a microsecond without a profiler.
 
     Parameters
     ----------
     name : str
-        What is done.
+        The name of the step.
     into : list of Span, or None
         The list; None to append nothing.
     lane : str
-        One of `LANES`, or a compute thread's.
+        One of `LANES`, or the lane of a compute thread.
     device : str
-        The device, where the step uses one.
+        The device, if the step uses one.
     number : int, optional
-        The payload of the range.
+        The payload of the NVTX range.
 
     """
     start, began = time.time(), time.perf_counter()
@@ -182,8 +198,10 @@ def span(
 
 
 def device_spans(anchor: float, events: Iterable[tuple[str, str, float, float]], device: str) -> list[Span]:
-    """Spans from a device's events: (name, lane, begin, end), in milliseconds after an event that the device recorded
-    at `anchor`, in seconds since the epoch.
+    """Return the spans of a device's events.
+
+    anchor: the time of an event that the device recorded, in seconds since the epoch. events: tuples (name, lane,
+    begin, end), with begin and end in milliseconds after that event.
     """
     return [
         Span(name, anchor + begin / 1e3, (end - begin) / 1e3, here(), lane, device) for name, lane, begin, end in events
@@ -191,5 +209,5 @@ def device_spans(anchor: float, events: Iterable[tuple[str, str, float, float]],
 
 
 def brought_home(spans: Iterable[Span], offset: float, chunk: str) -> list[Span]:
-    """The spans of a chunk on the scheduler's clock, with its name."""
+    """Return the spans of a chunk on the scheduler's clock, with the name of the chunk."""
     return [replace(s, start=s.start + offset, chunk=chunk) for s in spans]
