@@ -1,1 +1,1 @@
-"""Texts through all models of a job: engines held, windows, rows on which a model overflows."""
+"""Passes texts through all models of a job, with cached engines, windows, and care for rows on which a model overflows."""

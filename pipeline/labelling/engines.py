@@ -1,7 +1,8 @@
-"""The engines of a process: those of several models and jobs side by side, as long as there is memory for them.
+"""Keeps the engines of a process, for several models and jobs at once, as long as there is memory for them.
 
-An engine is loaded when it is first used, and kept for the next task and the next job. Where memory is short, or there
-are many, the one that was used longest ago is closed, but never one in use: it is loaded again if a task needs it.
+An engine is loaded at its first use, and kept for the next task and the next job. If memory is short or there are many
+engines, the cache closes the one that was used longest ago, but never one in use. It is loaded again if a task needs
+it.
 """
 
 from __future__ import annotations
@@ -23,11 +24,11 @@ from ..telemetry.spans import Place, here
 _ONE_ARTICLE = Texts.of([b"x"])
 
 MOST_ENGINES = 8
-"""Engines of a process at most. One takes some 200 MB of a host, and on a GPU what its batches take."""
+"""The limit of engines in a process. One takes about 200 MB on a host, and the memory of its batches on a GPU."""
 
 
 def engine_key(model: Model, device: str, precision: str, kernels: str) -> str:
-    """The key of an engine: by the model's content, and how it computes."""
+    """Return the key of an engine, which follows from the model's content and how the engine computes."""
     return f"{model.digest[:16]}-{device}-{precision}-{kernels}"
 
 
@@ -42,9 +43,9 @@ class _Held:
     place : Place
         The process and its moments, for reports.
     holds : int
-        How many uses there are now.
+        The number of present uses.
     used : float
-        When it was last taken for a use, by `time.monotonic`.
+        The time at which its last use began, by `time.monotonic`.
 
     """
 
@@ -57,10 +58,21 @@ class _Held:
 class EngineCache:
     """The engines of a process, by key.
 
-    open_engine: what those who offer an engine call; assign another to replace it on a worker. computing: a lock, held
-    while engines are loaded or closed, and while a chunk is computed (on a GPU until all of it has been handed over),
-    since an engine has one ring of slots, and on a CPU each has a thread for every core. is_short: whether there is
-    little memory left; the workers of the process set it. when_empty: called once the last offer is withdrawn.
+    The order of calls: ``offer -> use (many) -> withdraw``. The first use loads the engine.
+
+    Attributes
+    ----------
+    open_engine : callable
+        The function that `load` calls to open an engine. Assign another one to replace it on a worker.
+    computing : context manager
+        A lock that is held while engines are loaded or closed, and while a chunk is computed (on a GPU until all of it
+        has been handed over). It is needed because an engine has one ring of slots, and because on a CPU each engine
+        has a thread for every core.
+    is_short : callable
+        Says whether there is little memory left. The workers of the process set it.
+    when_empty : callable
+        Called after the last offer is withdrawn.
+
     """
 
     def __init__(self) -> None:
@@ -80,13 +92,13 @@ class EngineCache:
             return {key: loaded.engine for key, loaded in self._engines.items()}
 
     def offer(self, key: str, load: Callable[[], Engine]) -> None:
-        """Say how to load an engine. Each worker of the process does so, and withdraws it at its end."""
+        """Say how to load an engine. Each worker of the process makes this offer, and withdraws it at its end."""
         with self._lock:
             self._loads[key] = load
             self._offers[key] += 1
 
     def withdraw(self, key: str) -> None:
-        """Give up one offer; the last one of a key closes its engine, once nobody uses it."""
+        """Withdraw one offer. After the last offer of a key, its engine is closed as soon as it is not in use."""
         with self._lock:
             self._offers[key] -= 1
             idle = None
@@ -103,8 +115,9 @@ class EngineCache:
 
     @contextmanager
     def offered(self, loads: Mapping[str, Callable[[], Engine]]) -> Iterator[None]:
-        """In the block these are offered, and a thread loads them: whoever uses one waits for that. An error of loading
-        is left for them.
+        """Offer engines during the block, while a thread loads them.
+
+        A `use` of an engine waits until it is loaded, and raises the error if loading fails.
         """
 
         def load() -> None:
@@ -123,12 +136,14 @@ class EngineCache:
                 self.withdraw(key)
 
     def load(self, model: Model, device: str, precision: str, kernels: str, threads: int | None = None) -> Engine:
-        """An engine that has labelled a text: its kernels are loaded, or compiled, and its memory is allocated.
+        """Open an engine, label one text with it, and return it.
+
+        After that its kernels are loaded or compiled, and its memory is allocated. Raises the errors of `open_engine`.
 
         Parameters
         ----------
         model, device, precision, kernels, threads
-            As of `broadsheet.pipeline.engine.open.open_engine`, which raises what this does.
+            See `broadsheet.pipeline.engine.open.open_engine`.
 
         """
         engine = self.open_engine(model, device, precision, threads, kernels)
@@ -137,9 +152,10 @@ class EngineCache:
 
     @contextmanager
     def use(self, keys: Sequence[str]) -> Iterator[list[tuple[Engine, Place]]]:
-        """The engines under these keys, and their places, loaded where they are not; they stay for the block.
+        """Give the engines of these keys and their places, and keep them loaded during the block.
 
-        Raises BroadsheetError for a key that no worker here has offered, and what loading raises.
+        Engines that are not loaded yet are loaded. Raises BroadsheetError for a key that no worker of this process has
+        offered, and the errors of loading.
         """
         with ExitStack() as held:
             yield [held.enter_context(self._use(key)) for key in keys]
@@ -157,7 +173,7 @@ class EngineCache:
                 self._close(loaded)
 
     def _held(self, key: str) -> _Held | None:
-        """One that is loaded, from now on in use."""
+        """Return the engine of a key, which counts as in use from now on; None if it is not loaded."""
         with self._lock:
             loaded = self._engines.get(key)
             if loaded is not None:
@@ -166,13 +182,14 @@ class EngineCache:
 
     def _load(self, key: str) -> _Held:
         with self._loading:
-            if (loaded := self._held(key)) is not None:  # by another thread meanwhile
+            if (loaded := self._held(key)) is not None:  # another thread has loaded it meanwhile
                 return loaded
             load = self._loads.get(key)
             if load is None:
                 raise BroadsheetError(
                     "this worker does not have the job's model: its cluster was restarted, or is ending"
                 )
+            # Make room, load the engine, and make more room if it does not fit.
             while (self.is_short() or len(self._engines) >= MOST_ENGINES) and self._evict():
                 pass
             while True:
@@ -188,12 +205,12 @@ class EngineCache:
             place = Place(here(), engine.device_name, started, engine.memory_ready, time.time())
             loaded = _Held(engine, place, 1, time.monotonic())
             with self._lock:
-                if key in self._offers:  # else it is closed after this use
+                if key in self._offers:  # without an offer it is closed after this use
                     self._engines[key] = loaded
             return loaded
 
     def _evict(self) -> bool:
-        """Close the engine that was used longest ago, of those that nobody uses; False where there is none."""
+        """Close the engine that was used longest ago and is not in use. Return False if all are in use."""
         with self._lock:
             idle = {key: loaded for key, loaded in self._engines.items() if not loaded.holds}
             if not idle:

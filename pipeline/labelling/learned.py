@@ -1,4 +1,4 @@
-"""Which rows of a chunk a model has learned from."""
+"""Finds the rows of a chunk that a model has learned from."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from ..source.rows.chunk import Chunk
 
 
 def looked_up(model: Model, chunk: Chunk) -> LookedUp | None:
-    """Which rows of a chunk a model has learned from; None where that is not known.
+    """Return which rows of a chunk a model has learned from; None if it is unknown.
 
-    The file of a model that was trained elsewhere, or by a version before 0.3, does not say. Rows that are encoded
-    already have no text, and of prepared texts the original is not read whole.
+    It is unknown for a model that was trained elsewhere or by a version before 0.3, whose file does not say. It is also
+    unknown for encoded rows, which have no text, and for prepared texts, whose originals are not read completely.
     """
     if model.learned is None or model.preparation is not None or chunk.ids is not None:
         return None
@@ -24,5 +24,5 @@ def looked_up(model: Model, chunk: Chunk) -> LookedUp | None:
 
 
 def looked_up_by_each(models: Sequence[Model], chunk: Chunk) -> list[LookedUp | None]:
-    """The same of each model, or of each of its heads."""
+    """Return the result of `looked_up` for each model, repeated for each of its heads."""
     return [found for model in models for found in [looked_up(model, chunk)] * len(model.heads or (None,))]

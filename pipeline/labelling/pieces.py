@@ -1,6 +1,6 @@
-"""The texts of a chunk labelled piece by piece, so that who waits for a CPU sees how far it is.
+"""Labels the texts of a chunk piece by piece, so that a user who waits for a CPU sees how far it is.
 
-A text's scores do not depend on those beside it, so the result is that of one call.
+The scores of a text do not depend on the texts beside it, so the result is that of a single call.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ import numpy as np
 from ..engine.base import Predictions, Texts
 
 _FIRST_ROWS = 128
-"""In the first piece, by whose time the next is cut."""
+"""The number of rows in the first piece. Its time decides the size of the next piece."""
 
 _SECONDS = 1.0
-"""A piece takes about so long."""
+"""About how long a piece takes, in seconds."""
 
 Label = Callable[[Texts], tuple[Predictions, ...]]
 
@@ -26,20 +26,20 @@ Label = Callable[[Texts], tuple[Predictions, ...]]
 def in_pieces(
     texts: Texts, label: Label, tell: Callable[[int], None], least: int = _FIRST_ROWS, seconds: float = _SECONDS
 ) -> tuple[Predictions, ...]:
-    """What each model says of N texts.
+    """Return the predictions of each model for N texts.
 
     Parameters
     ----------
     texts : Texts
         The texts, in the host's memory.
     label : callable
-        What each model says of some of them.
+        Returns the predictions of each model for some of the texts.
     tell : callable
-        Called after each piece but the last with how many texts are labelled.
+        Called after each piece but the last with the number of texts that are labelled.
     least : int
-        Texts in a piece, and in the first one.
+        The number of texts in the first piece, and the least number in any other.
     seconds : float
-        That a further piece takes, about.
+        About how long each further piece takes, in seconds.
 
     """
     rows = len(texts)
@@ -52,7 +52,7 @@ def in_pieces(
         taken = max(time.perf_counter() - began, 1e-6)
         size = max(least, int(seconds * (last - first) / taken))
         if rows - last < size // 2:
-            size = rows  # the rest, rather than a small piece after it
+            size = rows  # take the whole rest, so that no small piece is left after it
         first = last
         if first < rows:
             tell(first)
@@ -60,7 +60,7 @@ def in_pieces(
 
 
 def _part(texts: Texts, first: int, last: int) -> Texts:
-    """Some of the texts, without a copy of them."""
+    """Return some of the texts, without a copy of them."""
     return replace(
         texts,
         offsets=texts.offsets[first : last + 1] if texts.ids is None else texts.offsets,
@@ -71,7 +71,7 @@ def _part(texts: Texts, first: int, last: int) -> Texts:
 
 
 def joined(pieces: tuple[Predictions, ...]) -> Predictions:
-    """The predictions of pieces that follow one another."""
+    """Join the predictions of consecutive pieces."""
     made: dict[str, Any] = {}
     for name in ("labels", "scores", "all_scores", "n_chars", "truncated", "unknown_chars", "n_windows"):
         parts = [getattr(piece, name) for piece in pieces]

@@ -1,8 +1,8 @@
-"""Scored chunks: texts through all models of a job, between reading and writing.
+"""Scores chunks with all models of a job, between reading and writing.
 
-Whatever of a text several models share is done once: it is read once, and encoded once where they have the same
-alphabet and length. A row on which a model overflows, so that its scores are not finite, goes to the chunk's
-quarantine.
+Steps that several models share are done once: a text is read once, and encoded once for all models with the same
+alphabet and length. A row on which a model overflows, so that its scores are not finite, goes to the quarantine of the
+chunk.
 """
 
 from __future__ import annotations
@@ -29,15 +29,18 @@ from ..telemetry.spans import Span
 from .windows import Windows
 
 EMPTY, OUTSIDE = "empty", "mostly outside the model's alphabet"
-"""Why a row can hardly be judged: its text is empty or blank, or so much of it is outside the alphabet."""
+"""The reasons why a row can hardly be judged: its text is empty or blank, or too much of it is outside the alphabet."""
 
 OUTSIDE_SHARE = 0.3
-"""The share of characters, of those that the model reads, from which the label means little. English news has at most
-0.28 outside an alphabet that lacks the space, and next to nothing outside the shipped model's; text in another script
-has 0.37 to 1, the least where it is full of Latin names. A language in Latin script is not noticed."""
+"""If this share of the characters that a model reads is outside its alphabet, the label means little.
+
+English news has a share of at most 0.28 outside an alphabet that lacks the space, and almost none outside that of the
+shipped model. Text in another script has 0.37 to 1, with the least in texts full of Latin names. A foreign language in
+Latin script is not noticed.
+"""
 
 _NO_COINCIDENCE = 16
-"""Where so many articles overflow, and no other is in their chunk, the cause is the model and not the articles."""
+"""If all of at least this many articles of a chunk overflow, the cause is the model and not the articles."""
 
 _REMEDIES = {
     "fp16": "use --precision bf16 or --precision fp32",
@@ -49,16 +52,16 @@ _REMEDIES = {
 
 @dataclass(frozen=True)
 class Scoring:
-    """What is asked of a model.
+    """What a model has to compute.
 
     Attributes
     ----------
     top_k : int
-        How many of the best labels.
+        How many of the best labels are wanted.
     all_scores : bool
         Whether the score of every class is wanted.
     windows : Windows, optional
-        How long texts are scored; None where only their beginning is.
+        How long texts are cut into windows; None to score only their beginning.
 
     """
 
@@ -67,28 +70,28 @@ class Scoring:
     windows: Windows | None = None
 
     def reads(self, model: Model) -> int:
-        """Characters of a text on which its label depends."""
+        """Return how many characters of a text its label depends on."""
         return model.reads if self.windows is None else self.windows.reads(self.windows.length(model))
 
     def encodes(self, model: Model) -> int:
-        """Characters of a text among which those outside the alphabet are counted."""
+        """Return how many characters of a text are searched for characters outside the alphabet."""
         return model.length if self.windows is None else self.windows.reads(self.windows.length(model))
 
 
 @dataclass(frozen=True)
 class ScoredChunk:
-    """A chunk, and what each model says of it.
+    """A chunk and the predictions of each model for it.
 
     Attributes
     ----------
     chunk : Chunk
-        The chunk without the rows on which a model overflows, which are in its quarantine.
+        The chunk. The rows on which a model overflows are in its quarantine.
     predictions : tuple of Predictions
-        Of each model.
+        The predictions of each model.
     doubtful : tuple of dict of str to int
-        Of each model, the rows that it could hardly judge, by reason.
+        For each model, the number of rows that it could hardly judge, by reason.
     overflowed : int
-        Rows taken out.
+        The number of rows that were moved to the quarantine.
 
     """
 
@@ -99,10 +102,10 @@ class ScoredChunk:
 
 
 def scored(chunks: Iterable[Chunk], engines: Sequence[Engine], scoring: Sequence[Scoring]) -> Iterator[ScoredChunk]:
-    """Every chunk of an input, in order, once each model has scored it. scoring: what is asked of each, or of each of
-    its heads.
+    """Yield every chunk of an input in order, after each model has scored it.
 
-    Raises UsageError as `score` does, and where a model overflows on all rows of the first chunk, or of a larger one.
+    scoring: what each model, or each of its heads, has to compute. Raises UsageError like `score`, and if a model
+    overflows on all rows of the first chunk, or on all of 16 or more rows of another chunk.
     """
     for number, chunk in enumerate(chunks):
         yield score_chunk(chunk, engines, scoring, is_first=number == 0)
@@ -116,7 +119,7 @@ def score_chunk(
     is_first: bool = False,
     compute: Callable[[Texts], tuple[Predictions, ...]] | None = None,
 ) -> ScoredChunk:
-    """One of the chunks of `scored`. Raises UsageError as that does.
+    """Score one chunk, as `scored` does. Raises the same errors.
 
     Parameters
     ----------
@@ -125,13 +128,14 @@ def score_chunk(
     engines : sequence of Engine
         An engine for each model.
     scoring : sequence of Scoring
-        What is asked of each model, or of each of its heads.
+        What each model, or each of its heads, has to compute.
     is_first : bool
         Whether the chunk is the first of its job.
     compute : callable, optional
-        A function that calls `score`, where more is to be done.
+        A function that calls `score` and does more. Default: `score`.
 
     """
+    # Score the texts, set aside the rows that overflow, and count the doubtful rows.
     texts = texts_of(chunk)
     rows = len(chunk)
     predictions = compute(texts) if compute else score(texts, engines, scoring)
@@ -156,9 +160,9 @@ def score(
     each_kernel: bool = False,
     turn: AbstractContextManager[object] = ALONE,
 ) -> tuple[Predictions, ...]:
-    """What each model says of N texts; of a model with heads, what each head says.
+    """Return the predictions of each model for N texts. A model with heads has predictions for each head.
 
-    Raises UsageError for texts that are encoded already, in a way that is not a model's.
+    Raises UsageError if the texts are encoded already and not for one of the models.
 
     Parameters
     ----------
@@ -167,13 +171,13 @@ def score(
     engines : sequence of Engine
         An engine for each model.
     scoring : sequence of Scoring
-        What is asked of each model, or of each of its heads.
+        What each model, or each of its heads, has to compute.
     spans : list of Span, optional
-        As of `Engine.classify`.
+        See `Engine.classify`.
     each_kernel : bool
-        As of `Engine.classify`.
+        See `Engine.classify`.
     turn : context manager, optional
-        As of `Engine.classify`.
+        See `Engine.classify`.
 
     """
     if len(engines) > 1:
@@ -191,7 +195,10 @@ def score(
 
 
 def _sharing(engines: Sequence[Engine], scoring: Sequence[Scoring]) -> EncoderSharing | None:
-    """What encoders that read the same texts share: those with one preparation, and one kind of windows."""
+    """Return what encoders that read the same texts share; None if no two encoders do.
+
+    Encoders read the same texts if they have the same preparation and the same windows.
+    """
     groups: dict[tuple[str, Windows | None], list[EncoderEngine]] = {}
     at = 0
     for engine in engines:
@@ -208,7 +215,7 @@ def _sharing(engines: Sequence[Engine], scoring: Sequence[Scoring]) -> EncoderSh
 
 
 def _of_heads(whole: Predictions, heads: Heads, scoring: Sequence[Scoring]) -> Iterator[Predictions]:
-    """What each head says of N texts, of the scores of all their classes."""
+    """Yield the predictions of each head for N texts, from the scores of the classes of all heads."""
     assert whole.all_scores is not None
     for part, wanted in zip(parts_of(heads), scoring, strict=False):
         own = np.ascontiguousarray(whole.all_scores[:, part])
@@ -217,7 +224,7 @@ def _of_heads(whole: Predictions, heads: Heads, scoring: Sequence[Scoring]) -> I
 
 
 def texts_of(chunk: Chunk) -> Texts:
-    """The articles of a chunk as an engine takes them."""
+    """Return the articles of a chunk in the form that an engine takes."""
     return Texts(chunk.data, chunk.offsets, chunk.ids, chunk.n_chars, prepared=chunk.prepared, is_written=True)
 
 
@@ -232,8 +239,10 @@ def _refuse_other_ids(engine: Engine, first: Engine) -> None:
 
 
 def _without_overflowed(chunk: Chunk, lost: NDArray[np.bool_], engine: Engine, is_first: bool) -> Chunk:
-    """Raises UsageError where all rows of the first chunk overflow, or all of a larger one: the other chunks would fare
-    no better.
+    """Set aside the rows on which a model overflows.
+
+    Raises UsageError if all rows of the first chunk overflow, or all of 16 or more rows of another chunk, because the
+    rest of the input would overflow too.
     """
     precision = engine.backend.precision
     if lost.all() and (is_first or len(chunk) >= _NO_COINCIDENCE):
@@ -245,7 +254,7 @@ def _without_overflowed(chunk: Chunk, lost: NDArray[np.bool_], engine: Engine, i
 
 
 def set_aside(chunk: Chunk, lost: NDArray[np.bool_], reason: str) -> Chunk:
-    """The chunk with those of its readable rows in quarantine where `lost`, [N], is true."""
+    """Return the chunk after moving to quarantine the readable rows for which `lost`, [N], is true."""
     mask = pa.array(lost)
     rows = chunk.rows.filter(mask)
     heads = pa.array(chunk.beginnings(np.flatnonzero(lost).tolist(), HEAD_BYTES), pa.binary())
@@ -258,7 +267,10 @@ def set_aside(chunk: Chunk, lost: NDArray[np.bool_], reason: str) -> Chunk:
 
 
 def _count_doubtful(chunk: Chunk, predictions: Predictions, reads: int) -> dict[str, int]:
-    """Rows that a model can hardly judge, by reason; a row has one at most. reads: what its network reads of a text."""
+    """Count the rows that a model can hardly judge, by reason. A row has at most one reason.
+
+    reads: how many characters of a text the network reads.
+    """
     empty = predictions.n_chars == 0
     if chunk.ids is None:
         empty |= chunk.is_blank

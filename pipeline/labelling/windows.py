@@ -1,9 +1,9 @@
-"""Long texts in windows: each window is labelled like a text of its own, and a text's scores follow from its windows'.
+"""Labels long texts in windows. Each window is labelled like a text, and the text's scores follow from its windows.
 
-A window is as long as the model reads, or as is asked for. Windows begin every `length - overlap` characters, and the
-last one ends where the text does, or where the most windows allowed end; or they are at its beginning, middle and end.
-Those of an encoder are whole words, of as many tokens as it reads at most. A text that the model reads whole is one
-window, with the bits that it has without windows.
+A window is as long as the model reads, or as the user asks for. Windows begin every `length - overlap` characters. The
+last window ends where the text ends, or where the limit of windows is reached. Windows may also be only at the
+beginning, the middle and the end of a text. The windows of an encoder are whole words, with at most as many tokens as
+it reads. A text that the model reads completely is one window, with exactly the scores that it has without windows.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ from ..telemetry.spans import Span
 
 SCORES = ("mean", "best", "worst")
 _PARTS = {"first": 1, "last": 1, "first+last": 2, "spread": 3}
-"""How many windows each is, at most."""
+"""The largest number of windows for each choice of parts."""
 
 _AT_ONCE_BYTES = 64 << 20
 _IS_SPACE = np.isin(np.arange(256), list(b" \t\n\r\v\f\0"))
 
 
 class _Piece(NamedTuple):
-    """One window each of some texts. rows: numbers of these texts. texts: large_string."""
+    """One window of each of some texts. rows: the numbers of these texts. texts: the windows, of type large_string."""
 
     rows: NDArray[np.int64]
     texts: pa.Array
@@ -54,20 +54,22 @@ class Windows:
     Attributes
     ----------
     most : int
-        Windows of a text at most.
+        The limit of windows in a text.
     part : str
-        Where they are: "" from the beginning on, "last", "first+last", or "spread": beginning, middle and end.
+        The places of the windows: "" from the beginning on, "last", "first+last", or "spread" (beginning, middle and
+        end).
     size : int or None
-        Characters or tokens of a window; None for as many as the model reads.
+        The characters or tokens of a window; None for as many as the model reads.
     in_tokens : bool
-        Whether sizes and places are counted in tokens, as fastText's models take them, and not in characters. Of an
-        encoder they are its own, with the two that frame a window, and its windows are of tokens without a size too.
+        Whether sizes and places are counted in tokens of fastText's models instead of characters. For an encoder they
+        are its own tokens, including the two that frame a window. The windows of an encoder also consist of tokens if
+        no size is given.
     overlap : int
-        Characters that a window shares with the next.
+        The number of characters that a window shares with the next.
     score : str
-        "mean", the mean of each class's scores over the windows, or "best" or "worst", the scores of the window whose
-        best score is highest or lowest, the first of such. Of a model of numbers, the mean number, or the
-        highest or lowest.
+        "mean" is the mean of each class's scores over the windows. "best" and "worst" are the scores of the first
+        window whose best score is highest or lowest. For a model of numbers they are the mean, highest or lowest
+        number.
 
     """
 
@@ -80,7 +82,7 @@ class Windows:
 
     @classmethod
     def of(cls, windows: int | str, overlap: int, score: str) -> Windows:
-        """As the option has them: how many, or which, and after a colon their size. Raises UsageError."""
+        """Read the windows from the option: their number or places, and after a colon their size. Raises UsageError."""
         found = re.fullmatch(rf"([1-9]\d*|{'|'.join(map(re.escape, _PARTS))})(?::([1-9]\d*)(t?))?", str(windows))
         if found is None:
             some = "a number from 1 on, first, last, first+last or spread, and after it perhaps :CHARS or :TOKENSt"
@@ -94,23 +96,24 @@ class Windows:
         )
 
     def length(self, model: Model) -> int:
-        """Characters, or tokens, of a window of a text that this model labels."""
+        """Return the number of characters or tokens of a window for this model."""
         if self._tokens_of(model):
             assert model.encoder is not None
             return (self.size or model.encoder.settings.most) - model.encoder.framing
         return model.window if self.size is None else self.size
 
     def _tokens_of(self, model: Model) -> WordPiece | StoredTokenizer | None:
-        """Those in which its windows are counted, of an encoder."""
+        """Return the tokens in which the windows of an encoder are counted; None if windows are not counted so."""
         return model.encoder.tokens if model.encoder is not None and (self.in_tokens or self.size is None) else None
 
     def reads(self, length: int) -> int:
-        """Characters, or tokens, of a text that windows of `length` reach."""
+        """Return how many characters or tokens of a text windows of `length` reach."""
         return (self.most - 1) * (length - self.overlap) + length
 
     def reads_of(self, models: Models) -> int:
-        """Characters from a text's beginning on that the labels of all these need. Raises UsageError for an overlap of
-        whole windows, and for windows that a model does not read whole.
+        """Return how many characters from the beginning of a text the labels of all models need.
+
+        Raises UsageError if the overlap is a whole window, or if a model does not read a window completely.
         """
         for model in models.every:
             if self.in_tokens and model.window != WHOLE:
@@ -129,7 +132,10 @@ class Windows:
         return WHOLE if is_whole else max(self.reads(self.length(model)) for model in models.every)
 
     def counts(self, sizes: NDArray[np.int64], length: int) -> NDArray[np.int64]:
-        """Windows of texts of so many characters, or tokens, [N]; an empty text has one."""
+        """Return the number of windows of each text, [N]. An empty text has one.
+
+        sizes: the characters or tokens of each text, [N].
+        """
         if self.part:
             spread = (sizes > length).astype(np.int64) + (sizes > 2 * length)
             return 1 + np.minimum(spread, self.most - 1)
@@ -146,16 +152,17 @@ class Windows:
         each_kernel: bool,
         turn: AbstractContextManager[object] = ALONE,
     ) -> Predictions:
-        """What the model says of N texts. Their counts are those of whole texts, as far as windows reach.
+        """Return the predictions of the model for N texts. Counts are over the texts as far as windows reach.
 
         Parameters
         ----------
         engine : Engine
             The model's engine.
         texts, top_k, all_scores, spans, each_kernel, turn
-            As of `Engine.classify`.
+            See `Engine.classify`.
 
         """
+        # Leave texts that are encoded already, and the wrappers of engines, to the engine.
         if isinstance(engine, Wrapped):
             how = (top_k, all_scores, spans, each_kernel, turn)
             return engine.through(texts, lambda inner, own: self.classify(inner, own, *how))
@@ -163,6 +170,8 @@ class Windows:
         if texts.ids is not None:
             predictions = engine.classify(texts, top_k, all_scores, spans, each_kernel, turn)
             return replace(predictions, n_windows=np.ones(many, np.int64))
+
+        # Count the windows of each text. If each text has one, no windows are needed.
         n_chars = count_characters(texts.data, texts.offsets) if texts.n_chars is None else texts.n_chars
         whole = column_of(texts.data, texts.offsets)
         tokens, sizes = self._tokens_of(engine.model), n_chars
@@ -176,6 +185,8 @@ class Windows:
         if counts.max(initial=1) == 1 and as_without:
             predictions = engine.classify(texts, top_k, all_scores, spans, each_kernel, turn)
             return replace(predictions, n_chars=n_chars, truncated=truncated, n_windows=counts)
+
+        # Label the windows, and add their scores to those of their texts.
         together = _Together(many, engine.model, self.score)
         is_reached = cut or self.part or sizes.max(initial=0) <= self.reads(length)
         reached = whole if is_reached else self._slice(whole, 0, self.reads(length))
@@ -194,6 +205,8 @@ class Windows:
                         scores = np.concatenate([scores, predictions.scores], axis=1)
                     together.add(piece.rows, scores[first : first + len(piece.rows)])
                 first += len(piece.rows)
+
+        # Choose the labels by the scores of the texts, and count unknown characters.
         scores = together.scores(counts)
         if engine.model.levels is None:
             labels, best = best_of(scores, min(top_k, scores.shape[1]))
@@ -207,7 +220,7 @@ class Windows:
         return Predictions(labels, best, every, n_chars, truncated, unknown, *sums)
 
     def _pieces(self, texts: pa.Array, counts: NDArray[np.int64], length: int) -> Iterator[_Piece]:
-        """First the first windows of all texts, then the second ones, and so on."""
+        """Yield the first windows of all texts, then the second windows, and so on."""
         step = length - self.overlap
         for number in range(int(counts.max())):
             last = np.flatnonzero((counts == number + 1) & (number > 0))
@@ -217,7 +230,7 @@ class Windows:
                     yield _Piece(rows, self._slice(texts.take(pa.array(rows)), start, stop))
 
     def _parts(self, texts: pa.Array, counts: NDArray[np.int64], length: int) -> Iterator[_Piece]:
-        """The windows at the beginning of all texts, then those in their middle and at their end."""
+        """Yield the windows at the beginning of all texts, then those in their middle and those at their end."""
         if self.part != "last":
             yield _Piece(np.arange(len(texts)), self._slice(texts, 0, length))
         if len(rows := np.flatnonzero(counts > 2)):
@@ -226,9 +239,11 @@ class Windows:
             yield _Piece(rows, self._slice(texts.take(pa.array(rows)), -length, None))
 
     def _words(self, text: str, tokens: WordPiece | StoredTokenizer, length: int) -> tuple[list[str], bool]:
-        """The windows of a text, each of as many whole words as have `length` tokens, and whether they leave words out.
-        A word that has more is a window of its own.
+        """Return the windows of a text, and whether they leave words out.
+
+        Each window has as many whole words as fit into `length` tokens. A word with more tokens is a window of its own.
         """
+        # Find the tokens of each word, and the places of the words in the text.
         begins, counts = tokens.words_of(text)
         words, before = len(counts), np.append(0, np.cumsum(counts))  # tokens before each word
         places = [0, *begins[1:].tolist(), len(text)]
@@ -239,6 +254,7 @@ class Windows:
         def from_token(token: int) -> int:
             return min(int(np.searchsorted(before, token)), words - 1)
 
+        # Choose the words of each window.
         total = int(before[-1])
         last, first = (from_token(total - length), words), from_token((total - length) // 2)
         middle = [(first, end_of(first))] if self.most > 2 and total > 2 * length else []
@@ -255,7 +271,7 @@ class Windows:
         return [text[places[a] : places[b]] for a, b in spans], any(end < start for end, start in gaps)
 
     def _slice(self, texts: pa.Array, start: int, stop: int | None) -> pa.Array:
-        """Of each text what is from one place to another, as `text[start:stop]` has it, in characters or tokens."""
+        """Return `text[start:stop]` of each text, in characters or tokens."""
         if not self.in_tokens:
             return pc.utf8_slice_codeunits(texts, start, stop)
         counts = np.diff(_tokens(texts)[1])
@@ -269,7 +285,10 @@ class Windows:
         return pa.array([text[(len(text) - length) // 2 :][:length] for text in texts.to_pylist()], pa.large_string())
 
     def _reached(self, texts: pa.Array, sizes: NDArray[np.int64], length: int) -> pa.Array:
-        """Of texts up to the last window what is in any: all, but where parts of a longer text do not meet."""
+        """Return the part of each text that is in any window, for texts that end with their last window.
+
+        It is the whole text, unless the text is so long that the parts at its beginning, middle and end do not meet.
+        """
         apart = np.flatnonzero(sizes > self.reads(length)) if self.part else np.empty(0, np.int64)
         if not len(apart):
             return texts
@@ -279,7 +298,7 @@ class Windows:
 
 
 class _Together:
-    """The scores of texts from those of their windows, which are added in the order in which a text has them."""
+    """Computes the scores of texts from those of their windows, which are added in the order of the text."""
 
     def __init__(self, texts: int, model: Model, score: str) -> None:
         self._is_mean, self._sign = score == "mean", -1 if score == "worst" else 1
@@ -290,25 +309,33 @@ class _Together:
         self.saturated = self.asked = 0
 
     def add(self, rows: NDArray[np.int64], scores: NDArray[np.float32]) -> None:
-        """One window each of some texts. rows: which they are, [M]. scores: of every class, [M, classes],
-        and in one more column the number, where the model gives one.
+        """Add one window of each of some texts.
+
+        rows: the numbers of these texts, [M]. scores: the score of every class, [M, classes]; a model of numbers has
+        the number in one more column.
         """
         if self._is_mean:
             self._scores[rows] += scores
             return
-        for part, so_far in zip(self._parts, self._best, strict=True):  # of each head the window that it takes
+        for part, so_far in zip(self._parts, self._best, strict=True):  # each head chooses its own window
             best = self._sign * (scores[:, -1] if self._is_number else scores[:, part].max(axis=1))
-            best[np.isnan(best)] = np.inf  # the model overflows on a part of the text: so it does on the text
+            best[np.isnan(best)] = np.inf  # a model that overflows on a window overflows on the text
             better = best > so_far[rows]
             self._scores[rows[better], part], so_far[rows[better]] = scores[better, part], best[better]
 
     def scores(self, counts: NDArray[np.int64]) -> NDArray[np.float32]:
-        """The scores of every class, float32 [N, classes]; NaN where the model overflows on a window."""
+        """Return the scores of every class, float32 [N, classes]; NaN if the model overflows on a window.
+
+        counts: the number of windows of each text, [N].
+        """
         return np.asarray(self._scores / counts[:, None] if self._is_mean else self._scores, np.float32)
 
 
 def _slabs(pieces: Iterator[_Piece]) -> Iterator[list[_Piece]]:
-    """Pieces that are labelled in one call: windows take more memory than the texts that they overlap in."""
+    """Yield the pieces that are labelled in one call.
+
+    Their size is limited, because overlapping windows take more memory than the texts.
+    """
     held: list[_Piece] = []
     size = 0
     for piece in pieces:
@@ -322,16 +349,16 @@ def _slabs(pieces: Iterator[_Piece]) -> Iterator[list[_Piece]]:
 
 
 def _in_turn(windows: list[list[str]]) -> Iterator[_Piece]:
-    """First the first windows of all texts, then the second ones, and so on."""
+    """Yield the first windows of all texts, then the second windows, and so on. windows: those of each text."""
     for number in range(max(map(len, windows))):
         rows = [row for row, own in enumerate(windows) if len(own) > number]
         yield _Piece(np.array(rows), pa.array([windows[row][number] for row in rows], pa.large_string()))
 
 
 def _tokens(texts: pa.Array) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Where each token begins in the bytes of N texts, and how many begin before each text and all, [N + 1].
+    """Return where each token begins in the bytes of N texts, and how many tokens begin before each text, [N + 1].
 
-    Tokens are what stands between the white space of `FastText`.
+    The last count is the number of all tokens. Tokens are separated by the white space of `FastText`.
     """
     data, offsets = buffers_of(texts)
     is_space = _IS_SPACE[data]
@@ -342,7 +369,7 @@ def _tokens(texts: pa.Array) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
 
 
 def _of_tokens(texts: pa.Array, first: NDArray[np.int64], end: NDArray[np.int64]) -> pa.Array:
-    """Of each of N texts the tokens from one number to another, [N], with the white space after them."""
+    """Return the tokens from `first` to `end`, [N], of each of N texts, with the white space after them."""
     data, offsets = buffers_of(texts)
     starts, counts = _tokens(texts)
     places = np.append(starts, len(data))
