@@ -1,1 +1,1 @@
-"""A model and labelled rows: how good its labels are, and what is fitted to them."""
+"""Evaluates a model on labelled rows, and fits temperatures, margins and promises to them."""

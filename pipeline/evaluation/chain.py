@@ -1,4 +1,4 @@
-"""Chains: n-grams that an encoder is asked after, what they promise of its answers, and how well they keep it."""
+"""Fits chains, which ask an encoder about some texts after n-grams, and measures how well they keep their promise."""
 
 from __future__ import annotations
 
@@ -28,23 +28,23 @@ Doubles = NDArray[np.float64]
 
 
 def answers_of(model: Model, predictions: Predictions) -> Doubles:
-    """What N texts are chosen by, [N, classes]: the score of each class; or [N, 1], their numbers."""
+    """Return the values that N texts are chosen by: the score of each class, [N, classes], or their numbers, [N, 1]."""
     scores = predictions.all_scores if model.levels is None else predictions.scores[:, :1]
     assert scores is not None
     return scores.astype(np.float64)
 
 
 class Top(NamedTuple):
-    """The texts that a chain is to find: those with the highest scores by its encoder alone.
+    """The texts that a chain has to find: those with the highest scores by its encoder alone.
 
     Attributes
     ----------
     share : Fraction
-        Of all texts.
+        The share of all texts that the chain has to find.
     recall : float
-        The share of these about which the encoder is to be asked.
+        The share of these texts that the encoder has to be asked about.
     label : int
-        The class whose score it is; 0 of a model of numbers.
+        The number of the class whose score counts; 0 for a model of numbers.
 
     """
 
@@ -54,7 +54,10 @@ class Top(NamedTuple):
 
     @classmethod
     def of(cls, top: str | None, recall: float, name: str | None, model: Model) -> Top | None:
-        """As the user gives it; None without `top`. Raises UsageError. name: of the class. model: the encoder's."""
+        """Read it from the user's options; return None without `top`. Raises UsageError.
+
+        name: the name of the class. model: the model of the encoder.
+        """
         share, classes = share_of(top), ", ".join(model.classes)
         if model.levels is not None:
             if share is None:
@@ -73,26 +76,29 @@ class Top(NamedTuple):
 
 
 _RISK = 1 - CONFIDENCE
-"""Of what a chain promises, one-sided."""
+"""The one-sided risk that a chain breaks its promise."""
 
 _RISK_OF_CUT = 0.01
-"""The part of the risk that the true cut is not among those that are considered."""
+"""The part of the risk that the true cut is not among the cuts that are considered."""
 
 
 def _rows_of_share(rows: int, share: float) -> tuple[int, int]:
-    """The least and the most of N rows that a share of all rows has, but for half of `_RISK_OF_CUT` either way."""
+    """Return the least and the largest number of N rows that a share of all rows has in a sample.
+
+    Either limit is wrong with a risk of half of `_RISK_OF_CUT`.
+    """
     chances = np.cumsum(binomial(rows, share))
     return tuple(np.searchsorted(chances, [_RISK_OF_CUT / 2, 1 - _RISK_OF_CUT / 2], "right").tolist())
 
 
 def least_score(first: Doubles, encoder: Doubles, share: float, recall: float) -> float:
-    """The score of a first model from which on the encoder has to be asked, to find the top of all texts.
+    """Return the score of the first model from which the encoder has to be asked, to find the top of all texts.
 
-    The top is the share of *all* texts with the highest scores by the encoder, texts of equal scores included. Only a
-    sample of these texts is known, so neither is the score from which on they are the top (the cut), nor how many of
-    them the first model loses. The true cut divides the sample at one of several places, but for a risk of 1 %: the
-    number of rows above it is binomial. For the right one of these places, the bound of Clopper and Pearson says how
-    many rows may be lost, with a risk of 4 %. The lowest score of all places holds for that one too.
+    The top is the share of *all* texts with the highest scores by the encoder, including texts of equal scores. Only a
+    sample of the texts is known. So neither the score from which texts are in the top (the cut) nor the number of them
+    that the first model loses is known. With a risk of 1 %, the true cut divides the sample at one of several places,
+    because the number of rows above it is binomial. For the right place, the bound of Clopper and Pearson says how many
+    rows may be lost, with a risk of 4 %. The lowest score of all places holds for the right one too.
 
     Parameters
     ----------
@@ -101,17 +107,17 @@ def least_score(first: Doubles, encoder: Doubles, share: float, recall: float) -
     share : float
         The share of all texts that is the top.
     recall : float
-        The share of the top about which the encoder is to be asked, with 95 % confidence.
+        The share of the top that the encoder has to be asked about, with 95 % confidence.
 
     Returns
     -------
     float
-        That score.
+        The score.
 
     Raises
     ------
     UsageError
-        For too few rows to say so.
+        If there are too few rows for the promise.
 
     """
     order = np.argsort(-encoder, kind="stable")
@@ -127,8 +133,8 @@ def least_score(first: Doubles, encoder: Doubles, share: float, recall: float) -
 
 
 def _rows_for(share: float, recall: float) -> int:
-    """The fewest rows of which `least_score` can promise something."""
-    top = ceil(log(_RISK - _RISK_OF_CUT) / log(recall))  # all of so many are kept by chance with that risk
+    """Return the fewest rows with which `least_score` can promise something."""
+    top = ceil(log(_RISK - _RISK_OF_CUT) / log(recall))  # with this number, all are kept by chance with that risk
     few, enough = 0, ceil(top / share)
     while _rows_of_share(enough, share)[0] < top:
         few, enough = enough, 2 * enough
@@ -145,9 +151,9 @@ _ROUNDED = 1_000
 
 
 def refuse_few(rows: int, agreement: float, top: Top | None, texts: int | None = None) -> None:
-    """Raise UsageError for fewer held-out rows than a promise of a chain needs; it says how many.
+    """Raise UsageError if there are fewer held-out rows than the promise of a chain needs. The message says how many.
 
-    texts: how many there are in all, where the rows are a share of these.
+    texts: the number of all texts, if the rows are a share of them.
     """
     needed = ceil(log(_RISK) / log(agreement)) if top is None else _rows_for(float(top.share), top.recall)
     if rows < needed:
@@ -167,28 +173,29 @@ def refuse_few(rows: int, agreement: float, top: Top | None, texts: int | None =
 def fitted_chain(
     first: Model, encoder: Model, alone: Doubles, whole: Doubles, agreement: float, top: Top | None
 ) -> Model:
-    """A chain: `first`, a model of n-grams, and an encoder that is asked where held-out rows say that it matters.
+    """Return a chain of `first`, a model of n-grams, and an encoder that is asked if held-out rows say that it matters.
 
-    Of N rows, the encoder is asked about as few as the promise allows. That holds for new rows like these with 95 %
-    confidence, whatever they are like: `most_lost` and `least_score` say why.
+    The encoder is asked about as few of N rows as the promise allows. The promise holds for new rows like these with
+    95 % confidence, whatever their distribution is, as `most_lost` and `least_score` explain.
 
     Parameters
     ----------
     first, encoder : Model
-        Both with the same classes.
+        Two models with the same classes.
     alone, whole : float64 [N, classes], or [N, 1]
-        Scores of either model, or numbers; NaN where it overflows.
+        The scores or numbers of the first model and of the encoder; NaN if the model overflows.
     agreement : float
-        The chance with which a label is to be that of the encoder.
+        The chance with which a label must be that of the encoder.
     top : Top, optional
-        What is to be found, in place of that.
+        The texts to find. They replace the promise about labels.
 
     Raises
     ------
     UsageError
-        For too few rows.
+        If there are too few rows.
 
     """
+    # Use the rows that both models can score, and find where their labels differ.
     known = np.isfinite(alone).all(axis=1) & np.isfinite(whole).all(axis=1)
     alone, whole = alone[known], whole[known]
     refuse_few(len(whole), agreement, top)
@@ -198,6 +205,8 @@ def fitted_chain(
     levels, count = encoder.levels, len(encoder.classes)
     of_both = [of.argmax(axis=1) if levels is None else levels.nearest(of[:, 0], count) for of in (alone, whole)]
     differ = of_both[0] != of_both[1]
+
+    # Find the texts that the encoder has to be asked about: unsure labels, or texts that may be in the top.
     if top is None:
         sure = margins(log_scores(alone, first.temperature).astype(np.float32), None)
         worst, lost = np.sort(sure[differ])[::-1], most_lost(len(whole), agreement)
@@ -214,6 +223,8 @@ def fitted_chain(
         selection = Selection(float(least), float(cut), top.label, float(wanted.mean()), top.recall)
         of = {} if levels else {"of": encoder.classes[top.label]}
         promise = {"top": float(top.share), "recall": top.recall, **of}
+
+    # Join both models, and note the promise on the card.
     share, agrees = float(rows.mean()), float((rows | ~differ).mean())
     cascade = Cascade(margin, share, agrees, bias, first.temperature, selection)
     about = {"rows": len(whole), "share": round(share, 6), "agreement": round(agrees, 6), "promise": promise}
@@ -224,7 +235,7 @@ def fitted_chain(
 
 
 def promised(about: Mapping[str, Any]) -> str:
-    """A line for the user: what a chain promises, of its card."""
+    """Return a line for the user about what a chain promises. about: the note of the promise on its card."""
     promise, sure = about["promise"], f"with {CONFIDENCE:.0%} confidence, "
     line = f"the encoder is asked about {about['share']:.1%} of {about['rows']:,} held-out rows: {sure}"
     if "labels" in promise:
@@ -234,16 +245,16 @@ def promised(about: Mapping[str, Any]) -> str:
 
 
 class Found(NamedTuple):
-    """How good a chain is at finding the rows to which its encoder alone gives a score from the cut on.
+    """How good a chain is at finding the wanted rows, to which its encoder alone gives a score of the cut or more.
 
     Attributes
     ----------
     share : float
-        The share of rows about which the encoder was asked.
+        The share of rows that the encoder was asked about.
     recall : float
-        The share of these rows that get such a score; nan where there are none.
+        The share of the wanted rows that the chain gives such a score; nan if no row is wanted.
     precision : float
-        The share of the rows with such a score that are among them; nan as above.
+        The share of the rows with such a score that are wanted; nan if no row has such a score.
 
     """
 
@@ -253,7 +264,7 @@ class Found(NamedTuple):
 
 
 class Finding:
-    """Counts what is found with the encoder of a chain asked about some rows, all and none; nothing of other models."""
+    """Counts what a chain finds if its encoder is asked about some rows, all and none. It counts nothing for others."""
 
     def __init__(self, chain: Model) -> None:
         self._chain, self._rows = chain, 0
@@ -263,7 +274,7 @@ class Finding:
         self._wanted: list[NDArray[np.bool_]] = []
 
     def add(self, by_way: Mapping[str, Predictions]) -> None:
-        """The predictions for some rows."""
+        """Add the predictions for some rows. by_way: the predictions by the names in ASKS."""
         of = self._selection
         if of:
             above = {name: answers_of(self._chain, by_way[name])[:, of.label] >= np.float32(of.cut) for name in ASKS}
@@ -275,7 +286,7 @@ class Finding:
             self._wanted.append(above["all"])
 
     def figures(self) -> dict[str, Found]:
-        """For each of ASKS how good that is."""
+        """Return how good each of ASKS is; an empty dict if no rows were counted."""
         if not self._rows:
             return {}
         wanted, figures = self._counts["all"][1] or np.nan, {}
@@ -284,8 +295,10 @@ class Finding:
         return figures
 
     def recalls(self) -> tuple[tuple[float, float], ...]:
-        """For shares from 0 to 1 in steps of half a percent: the share, and the recall where the encoder is asked about
-        this share of rows, those with the highest scores by the first model. Empty where there is nothing to find.
+        """Return pairs of a share and a recall, for shares from 0 to 1 in steps of half a percent.
+
+        The recall is that of asking the encoder about this share of the rows, those with the highest scores by the
+        first model. The result is empty if there is nothing to find.
         """
         if not self._rows or not self._counts["all"][1]:
             return ()
@@ -306,18 +319,18 @@ def with_promise(
     options: ReadKeywords,
     progress: RowProgress | None = None,
 ) -> Model:
-    """A chain that promises what is asked for, by other rows.
+    """Return the chain with a new promise, fitted to other rows.
 
     Parameters
     ----------
     chain : Model
         The chain.
     source, text_column, agreement, options, progress
-        As of `calibrate`.
+        See `calibrate`.
     top : Top, optional
-        As of `fitted_chain`.
+        See `fitted_chain`.
     computing : tuple of str
-        Device, precision and kernels.
+        The device, the precision and the kernels.
 
     """
     both = chain.asking("none"), chain.asking("all")

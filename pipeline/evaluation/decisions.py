@@ -1,8 +1,8 @@
-"""Decisions on rows, as a person makes them: a CSV file that the review page writes, a spreadsheet can edit, and
-`train --corrections` reads.
+"""Reads and writes the decisions of a person about rows.
 
-A row is known again by its text, not by its place: `text_key` is a digest of it. So decisions stay good where the file
-of rows is sorted, filtered or converted, and one decision counts for all rows with the same text.
+They are in a CSV file that the review page writes, a spreadsheet can edit, and `train --corrections` reads. A row is
+recognised by its text and not by its place: `text_key` is a digest of the text. So decisions stay valid if the file of
+rows is sorted, filtered or converted, and one decision counts for all rows with the same text.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from ..storage.disk import write_file
 
 KEY, DECISION, TEXT = "text_key", "decision", "text"
 LEAVE_OUT = "(leave out)"
-"""The decision that a row is to be left out of training."""
+"""The decision to leave a row out of training."""
 
 _DIGEST_BYTES = 8
 
 
 class Decision(NamedTuple):
-    """What a person decided about the rows with one text.
+    """The decision of a person about the rows with one text.
 
     Attributes
     ----------
@@ -34,9 +34,9 @@ class Decision(NamedTuple):
     label : str
         The right label, or LEAVE_OUT.
     text : str
-        The text; "" where the file does not have it.
+        The text; "" if the file does not have it.
     line : int
-        The line of the file, from 1.
+        The number of the line in the file, from 1.
 
     """
 
@@ -47,14 +47,14 @@ class Decision(NamedTuple):
 
 
 def key_of(text: str) -> str:
-    """The key of a text, by its first MOST_READ characters; no spreadsheet takes it for a number."""
+    """Return the key of a text, by its first MOST_READ characters. No spreadsheet mistakes it for a number."""
     return "t" + hashlib.blake2b(text[:MOST_READ].encode(), digest_size=_DIGEST_BYTES).hexdigest()
 
 
 def read_table(path: Path) -> tuple[list[str], list[dict[str, str]]]:
-    """The columns and the rows of a CSV file, as a person may have saved it from a spreadsheet.
+    """Return the columns and the rows of a CSV file, as a person may have saved it from a spreadsheet.
 
-    Raises UsageError where it cannot be read, or is without the column of decisions.
+    Raises UsageError if the file cannot be read, or lacks the column of decisions or those that identify a text.
     """
     try:
         text = path.read_text(encoding="utf-8-sig")
@@ -76,9 +76,10 @@ def read_table(path: Path) -> tuple[list[str], list[dict[str, str]]]:
 
 
 def read_decisions(path: Path) -> list[Decision]:
-    """The decisions in a file; rows without one are left out. Of several on one text, the last one counts.
+    """Return the decisions in a file. Rows without a decision are left out.
 
-    Raises UsageError as `read_table`, and for a decision without a text.
+    If there are several decisions about one text, the last one counts. Raises UsageError like `read_table`, and for a
+    decision without a text.
     """
     _, rows = read_table(path)
     found: dict[str, Decision] = {}
@@ -93,7 +94,7 @@ def read_decisions(path: Path) -> list[Decision]:
 
 
 def write_table(path: Path, columns: list[str], rows: list[dict[str, str]]) -> None:
-    """Write a CSV file whole: after a crash there is the old one or the new one. Raises OutputError."""
+    """Write a CSV file whole, so that after a crash there is the old file or the new one. Raises OutputError."""
     out = io.StringIO(newline="")
     writer = csv.DictWriter(out, columns, lineterminator="\n", extrasaction="ignore")
     writer.writeheader()

@@ -1,4 +1,4 @@
-"""Evaluation of a model on labelled articles: of one that gives a text one label, and of one that gives it several."""
+"""Evaluates models on labelled articles: models that give a text one label, and models that give it several."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from .rows import RowProgress, chosen_input, joined_as, label_column_of, scored_
 
 
 class Mistake(NamedTuple):
-    """A row that was labelled wrong.
+    """A row with a wrong label.
 
     Attributes
     ----------
@@ -45,7 +45,7 @@ class Mistake(NamedTuple):
     file : str
         The input file, or "memory".
     row : int
-        Record number in the file, from 0.
+        The number of the record in the file, from 0.
     truth : str
         The true class.
     label : str
@@ -70,46 +70,47 @@ class Evaluation:
     Attributes
     ----------
     model : str
-        Name of the model.
+        The name of the model.
     backend : str
-        Device, precision and kernels that computed the labels.
+        The device, precision and kernels that computed the labels.
     confusion : Confusion
-        Rows by true and predicted class; it has the accuracy and the figures of each class. Rows whose score is below
-        `abstain` are not in it.
+        The number of rows by true and predicted class. It has the accuracy and the figures of each class. Rows whose
+        score is below `abstain` are not in it.
     mistakes : tuple of Mistake
-        Rows labelled wrong, the highest score first.
+        The rows with wrong labels, the highest score first.
     quarantined : int
-        Rows that could not be read.
+        The number of rows that could not be read.
     overflowed : int
-        Rows on which the model overflows, so that they have no label.
+        The number of rows on which the model overflows, so that they have no label.
     reliability : Reliability
-        How the scores of all rows with a true class compare with the share that is right.
+        A comparison of the scores of all rows with a true class with the share of right labels.
     uncalibrated : Reliability or None
-        The same as it would be without the model's temperature; None for a model that has none, or one of its own for
-        rows about which its network is not asked.
+        The same comparison without the model's temperature; None for a model without a temperature, or with a separate
+        one for rows that its network is not asked about.
     thresholds : tuple of Threshold
-        Of the wanted precision, if one was given: for all labels, then for those of each class.
+        The thresholds for the wanted precision, if one was given: for all labels, then for those of each class.
     abstained : int
-        Rows with a true class whose score is below `abstain`, so that they would get no label.
+        The number of rows with a true class whose score is below `abstain`, so that they would get no label.
     networks : dict of str to Figures
-        Of a model whose network can be asked about some texts only: accuracy, agreement with the labels of the whole
-        model, share of rows asked about, and calibration error with the network asked about "uncertain" rows, "all" and
-        "none". Over the rows with a true class, whatever `abstain`.
+        For a model whose network can be asked about only some texts: the accuracy, the agreement with the labels of the
+        whole model, the share of rows that the network is asked about, and the calibration error, if the network is
+        asked about "uncertain" rows, "all" and "none". They are over the rows with a true class, whatever `abstain` is.
     found : dict of str to Found
-        Of a chain that is to find the texts with the highest scores, by the same three: share of rows asked about, and
-        recall and precision of what the encoder alone finds. Over all rows.
+        For a chain that has to find the texts with the highest scores, by the same three names: the share of rows that
+        the encoder is asked about, and the recall and precision of what the encoder alone finds. They are over all
+        rows.
     recalls : tuple of tuple of float
-        Of such a chain, in steps of half a percent: a share of rows, and the recall where the encoder is asked about
-        this share, the rows with the highest scores by the first model.
+        For such a chain, in steps of half a percent: a share of rows, and the recall if the encoder is asked about this
+        share, which are the rows with the highest scores by the first model.
     label_numbers_from : int, optional
-        The number of the first class where the label column holds class numbers.
+        The number of the first class, if the label column holds class numbers.
     unknown_labels : dict of str to int
-        Rows by a label that names no class of the model, of the commonest ones.
+        The number of rows by each label that names no class of the model, for the most frequent ones.
     unmatched_labels : tuple of str
         The labels of `map_labels` that no row has.
     overlap : Overlap, optional
-        How many of the rows of `confusion` are rows that the model has learned from, and how good it is on the others;
-        None where its file does not say what it has learned.
+        How many of the rows of `confusion` the model has learned from, and how good it is on the others; None if its
+        file does not say what it has learned.
 
     """
 
@@ -137,7 +138,7 @@ class Evaluation:
         Returns
         -------
         dict
-            Plain values; a figure that is not defined, such as the precision of a class never predicted, is None.
+            Plain values. A figure that is not defined, such as the precision of a class never predicted, is None.
 
         """
         confusion = self.confusion
@@ -178,23 +179,23 @@ class LabelEvaluation:
     Attributes
     ----------
     model : str
-        Name of the model.
+        The name of the model.
     backend : str
-        Device, precision and kernels that computed the scores.
+        The device, precision and kernels that computed the scores.
     counts : LabelCounts
-        Labels that the rows have and were given; it has the figures of each class, micro and macro F1.
+        The counts of labels that the rows have and were given. It has the figures of each class, micro and macro F1.
     unknown : int
-        Rows with a label that is no class of the model; this label is ignored.
+        The number of rows with a label that is no class of the model. Such a label is ignored.
     quarantined : int
-        Rows that could not be read.
+        The number of rows that could not be read.
     overflowed : int
-        Rows on which the model overflows, so that they have no labels.
+        The number of rows on which the model overflows, so that they have no labels.
     label_numbers_from, unknown_labels, unmatched_labels
-        As of `Evaluation`.
+        See `Evaluation`.
     overlap : Overlap, optional
-        How many of the rows the model has learned from; None where its file does not say.
+        How many of the rows the model has learned from; None if its file does not say.
     others : LabelCounts, optional
-        The counts of the rows that it is known not to have learned from, where there are others.
+        The counts of the rows that the model is known not to have learned from; None if there are no such rows.
 
     """
 
@@ -216,7 +217,7 @@ class LabelEvaluation:
         Returns
         -------
         dict
-            Plain values; a figure that is not defined, such as the precision of a class never given, is None.
+            Plain values. A figure that is not defined, such as the precision of a class never given, is None.
 
         """
         counts = self.counts
@@ -249,7 +250,7 @@ def _defined(value: Any) -> Any:
 
 
 def _values(figures: Any) -> dict[str, Any]:
-    """The fields of a NamedTuple."""
+    """Return the fields of a NamedTuple as JSON values."""
     return {name: _defined(value) for name, value in figures._asdict().items()}
 
 
@@ -279,18 +280,18 @@ def evaluate(
     source : str, path, Paths, or other object
         Anything that `classify` takes.
     text_column : str or iterable of str
-        Column with the text; several are joined by a space. By default what the model learned from, where its card says
-        so, or "text".
+        The column with the text. Several columns are joined by a space. Default: the columns that the model learned
+        from, if its card names them, or "text".
     label_column : str, optional
-        Column with the true class, by name or by number; by default the one that the model learned from. Of a model
-        with heads, the one of this name is evaluated.
+        The column with the true class, by name or by number. Default: the one that the model learned from. If a model
+        has heads, the head of this name is evaluated.
     mistakes : int
         How many wrongly labelled rows to keep.
     abstain : float, optional
-        Rows whose score is below it get no label, and are counted apart, as `classify` does.
+        Rows with a lower score get no label and are counted separately, see `classify`.
     precision_target : float, optional
-        A precision above 0 and below 1: the evaluation says from which score on labels have it, with 95 % confidence
-        also on other rows like these, and what share of the rows that is, for all labels and for those of each class.
+        A precision above 0 and below 1. The evaluation says from which score labels have it, with 95 % confidence also
+        on other rows like these, and what share of the rows that is, for all labels and for those of each class.
     device : str
         "auto", "cpu" or "cuda".
     precision : str
@@ -298,26 +299,26 @@ def evaluate(
     kernels : str
         "auto", "simt", "sm75", "sm80" or "sm90".
     network : str
-        About which texts the network is asked, as `classify` takes it. The result compares all three.
+        The texts that the network is asked about, see `classify`. The result compares all three values.
     progress : callable, optional
-        Called with what is done ("labelling"), how many rows are done, and how many there are, or None.
+        Called with the name of the step ("labelling"), the number of finished rows, and the number of all rows or None.
     **options
-        How files are read.
+        Options for reading files.
 
     Returns
     -------
     Evaluation
-        Accuracy, confusion matrix and the most confident mistakes.
+        The accuracy, the confusion matrix and the most confident mistakes.
 
     Raises
     ------
     UsageError
-        For a column, device or precision that is not available, a share out of range, or a model that overflows on
-        every row.
+        If a column, device or precision is not available, a share is out of range, or the model overflows on every
+        row.
     ModelError
-        For a model that cannot be loaded.
+        If the model cannot be loaded.
     SourceError
-        For a file that cannot be read.
+        If a file cannot be read.
 
     Examples
     --------
@@ -345,7 +346,7 @@ def evaluate(
     selection = with_class_numbers(given, selection)
     unknown: Counter[str] = Counter()
     mapped: set[str] = set()
-    # Of the rows with a true class: label, score, the score without the model's temperature, and the true class.
+    # For the rows with a true class: label, score, the score without the model's temperature, and the true class.
     parts = [(np.empty(0, np.int32), np.empty(0, np.float32), np.empty(0, np.float32), np.empty(0, np.int32))]
     overlap = None if given_model.learned is None else Overlap(0, 0, 0)
     ways = {network: loaded} | ({name: given_model.asking(name) for name in ASKS} if given_model.cascade else {})
@@ -412,7 +413,11 @@ def evaluate(
 def _compared(
     by_way: dict[str, list[tuple[NDArray[Any], NDArray[Any], int]]], truth: NDArray[Any], rows: int
 ) -> dict[str, Figures]:
-    """by_way: of each chunk labels and scores of rows with a true class, and how many of all rows were asked about."""
+    """Return the figures of each way to ask the network.
+
+    by_way: for each way and chunk, the labels and the scores of rows with a true class, and the number of rows that the
+    network was asked about. truth: the true classes. rows: the number of all rows.
+    """
     if not len(truth):
         return {}
     labels = {name: np.concatenate([part[0] for part in parts]) for name, parts in by_way.items()}
@@ -422,18 +427,18 @@ def _compared(
 
 
 def _mistake(chunk: Chunk, i: int, label: str, score: float, classes: tuple[str, ...]) -> Mistake:
-    """A row that was labelled wrong.
+    """Return a row with a wrong label.
 
     Parameters
     ----------
     chunk : Chunk
-        Its chunk.
+        The chunk of the row.
     i : int
-        Its number in the chunk.
+        The number of the row in the chunk.
     label : str
-        The label that it was given.
+        The label that the row was given.
     score : float
-        That label's score.
+        The score of this label.
     classes : tuple of str
         The names of the classes.
 
@@ -464,16 +469,16 @@ def evaluate_labels(
     Parameters
     ----------
     model : str, Path or Model
-        A model file, or a loaded `Model`, that was trained with several labels a text.
+        A model file, or a loaded `Model`, that was trained with several labels per text.
     source : str, path, Paths, or other object
         Anything that `classify` takes.
     text_column : str or iterable of str
-        Column with the text, as of `evaluate`.
+        The column with the text, see `evaluate`.
     label_column : str, optional
-        Column with the true labels: lists, or texts; names of classes, or their numbers. By default the one that the
+        The column with the true labels, as lists or texts of class names or class numbers. Default: the one that the
         model learned from.
     label_separator : str, optional
-        What is between two labels where they are a text.
+        The separator between two labels, if they are a text.
     device : str
         "auto", "cpu" or "cuda".
     precision : str
@@ -481,24 +486,23 @@ def evaluate_labels(
     kernels : str
         "auto", "simt", "sm75", "sm80" or "sm90".
     progress : callable, optional
-        Called with what is done ("labelling"), how many rows are done, and how many there are, or None.
+        Called with the name of the step ("labelling"), the number of finished rows, and the number of all rows or None.
     **options
-        How files are read.
+        Options for reading files.
 
     Returns
     -------
     LabelEvaluation
-        Precision, recall and F1 of each class, micro and macro F1.
+        The precision, recall and F1 of each class, and micro and macro F1.
 
     Raises
     ------
     UsageError
-        For a model that gives one label, a column, device or precision that is not available, or a column that holds no
-        labels.
+        If the model gives one label, a column, device or precision is not available, or a column holds no labels.
     ModelError
-        For a model that cannot be loaded.
+        If the model cannot be loaded.
     SourceError
-        For a file that cannot be read.
+        If a file cannot be read.
 
     Examples
     --------

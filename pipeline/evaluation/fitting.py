@@ -1,5 +1,7 @@
-"""What is fitted to a model after training: the temperature of its scores, about which texts its network is asked, and
-its activation scales for int8.
+"""Fits parameters to a model after training.
+
+These are the temperature of its scores, the margin that decides which texts its network is asked about, and its
+activation scales for int8.
 """
 
 from __future__ import annotations
@@ -57,9 +59,9 @@ from .rows import (
 Doubles = NDArray[np.float64]
 _FOLDS = 5
 LEFT_OUT_CARD = "rows left out, which it has learned from"
-"""The key under which a card says of how many rows `calibrate` made no use."""
+"""The key of a card for the number of rows that `calibrate` did not use."""
 UNMATCHED_CARD = "labels of the map that no row has"
-"""The key under which a card lists these."""
+"""The key of a card for the labels of the label map that no row has."""
 
 
 @READ.takes(ReadKeywords)
@@ -81,36 +83,38 @@ def calibrate(
     progress: RowProgress | None = None,
     **options: Unpack[ReadKeywords],
 ) -> Model:
-    """Find the temperature at which a model's scores are as high as they should be, and when its network is asked.
+    """Find the temperature that calibrates a model's scores, and the margin that decides when its network is asked.
 
-    Logits are divided by the temperature. It is the one at which the negative log likelihood of the true classes is
-    least (Guo and others, 2017). It changes no label. Where it makes the scores of rows that it was not fitted to no
-    better, they stay as they were. A model that has n-grams beside its network also gets the margin
-    of the n-grams' label below which the network is asked, and a temperature for n-grams alone. `train` does all this
+    Logits are divided by the temperature. It is the one with the least negative log likelihood of the true classes (Guo
+    and others, 2017). It changes no label. If it does not improve the scores of rows that it was not fitted to, the
+    scores stay as they were. A model with n-grams beside its network also gets a temperature for n-grams alone, and a
+    margin: the network is asked about texts whose label by the n-grams has a smaller margin. `train` does all this
     itself, on the rows that it holds out.
 
-    Of a chain, n-grams before an encoder, only what it promises is fitted anew, to the answers of its encoder.
+    For a chain of n-grams and an encoder, only the promise is fitted anew, to the answers of its encoder.
 
     Parameters
     ----------
     model : str, Path or Model
         A shipped model's name, a model file, or a loaded `Model`.
     source : str, path, Paths, or other object
-        Anything that `classify` takes: labelled articles that the model was not trained on; for a chain any texts.
+        Anything that `classify` takes: labelled articles that the model was not trained on, or any texts for a chain.
         Rows that the model has learned from are left out.
     text_column : str or iterable of str
-        Column with the text. Several are joined by a space. Default: those that the model learned from, or "text".
+        The column with the text. Several columns are joined by a space. Default: the columns that the model learned
+        from, or "text".
     label_column : str, optional
-        Column with the true class, by name or by number; of a chain none. Default: the one that the model learned from.
+        The column with the true class, by name or by number. A chain takes none. Default: the column that the model
+        learned from.
     held_out : float, optional
-        `source` is what the model was trained on, with this share held out: only those rows are used.
+        The share of `source` that was held out when the model was trained on it. Only these rows are used.
     agreement : float
-        The share of labels that are to be those of the whole model where the network is asked about some texts only.
+        The share of labels that must be those of the whole model if the network is asked about only some texts.
     by_class : bool
-        Also fit how likely a label of each class with 100 rows or more is right, from its score (Platt scaling). It can
-        raise low scores and lower high ones, which a temperature cannot. It changes no label.
+        Also fit how likely a label of each class with 100 rows or more is right, from its score (Platt scaling). Unlike
+        a temperature, it can raise low scores and lower high ones. It changes no label.
     top, top_of, recall
-        Of a chain, as `train` takes them with `keep_teacher`.
+        For a chain, see `train` with `keep_teacher`.
     device : str
         "auto", "cpu" or "cuda".
     precision : str
@@ -118,29 +122,29 @@ def calibrate(
     kernels : str
         "auto", "simt", "sm75", "sm80" or "sm90".
     progress : callable, optional
-        Called with what is done ("labelling"), how many rows are done, and how many there are, or None.
+        Called with the name of the step ("labelling"), the number of finished rows, and the number of all rows or None.
     **options
-        How files are read.
+        Options for reading files.
 
     Returns
     -------
     Model
-        The same model with a temperature, and a note in its card of what it was found on, with negative log likelihood
-        and expected calibration error before and after, of each fifth of the rows with a temperature fitted to the
-        others; and, where that does not help, "left out": the temperature that the model was not given. With
-        `by_class`, another note has the same figures of that. With n-grams
-        and a network, also with a margin, and a note of accuracy, agreement, share and calibration error with the
-        network asked about all rows, some, and none.
+        The same model with a temperature, and a note in its card. The note has the rows that the temperature was found
+        on, and the negative log likelihood and expected calibration error before and after, of each fifth of the rows
+        with a temperature fitted to the others. If the temperature does not help, the model does not get it, and the
+        note has it as "left out". With `by_class`, another note has the same figures for the scores by class. A model
+        with n-grams and a network also gets a margin, and a note of the accuracy, agreement, share and calibration
+        error if the network is asked about all rows, some, and none.
 
     Raises
     ------
     UsageError
-        For a column, device or precision that is not available, fewer than 100 rows with a true class, rows most of
-        which the model has learned from, or rows of which no temperature follows, since all are labelled right.
+        If a column, device or precision is not available, fewer than 100 rows have a true class, the model has learned
+        from most of the rows, or no temperature follows from the rows because all have the right label.
     ModelError
-        For a model that cannot be loaded.
+        If the model cannot be loaded.
     SourceError
-        For a file that cannot be read.
+        If a file cannot be read.
 
     Examples
     --------
@@ -178,7 +182,7 @@ def calibrate(
     plain = replace(loaded, temperature=1.0, by_class=None)
     if by_class and loaded.heads is not None:
         raise UsageError(f"{loaded.name} has heads, whose scores cannot be calibrated by class")
-    reads = plain.reads if held_out is None else MOST_READ  # as `train` reads, which holds out by text
+    reads = plain.reads if held_out is None else MOST_READ  # `train` reads so much, and holds out by text
     wanted: dict[str, Any] = {"truth": label_column, "classes": plain.classes, "reads": reads}
     given, selection = chosen_input(source, text_column, options, plain.alphabet, plain.length, **wanted)
     selection = with_class_numbers(given, selection)
@@ -231,14 +235,14 @@ def calibrate(
 
 
 def _noting(chunks: Iterable[Chunk], mapped: set[str]) -> Iterator[Chunk]:
-    """The chunks; the labels of the label map that their rows have are added to `mapped`."""
+    """Yield the chunks, and add to `mapped` the labels of the label map that their rows have."""
     for chunk in chunks:
         mapped |= chunk.mapped_labels.keys()
         yield chunk
 
 
 def _in_turn(logits: Doubles, truth: NDArray[np.int64]) -> Doubles:
-    """The logits of each fifth of the rows, over the temperature that fits the others best."""
+    """Return the logits of each fifth of the rows, divided by the temperature that fits the others best."""
     turn, scaled = np.arange(len(truth)) % _FOLDS, logits.copy()
     for fold in range(_FOLDS):
         scaled[turn == fold] /= fitted(logits[turn != fold], truth[turn != fold]) or 1.0
@@ -246,9 +250,10 @@ def _in_turn(logits: Doubles, truth: NDArray[np.int64]) -> Doubles:
 
 
 def _by_class(model: Model, scores: Doubles, truth: NDArray[np.int64], files: dict[str, Any]) -> Model:
-    """The model with scores by class, where these have a lower log loss on each fifth of the rows than before, with
-    what fits the others. The calibration error is noted, but does not decide: of 2,500 rows whose scores are right it
-    is 0.014, with a standard deviation of 0.003.
+    """Return the model with scores by class, if these lower the log loss.
+
+    The loss is measured on each fifth of the rows with the fit of the others. The calibration error is noted but does
+    not decide, because for 2,500 rows with calibrated scores it is 0.014 with a standard deviation of 0.003.
     """
     turn, labels, corrected = np.arange(len(truth)) % _FOLDS, scores.argmax(axis=1), scores.copy()
     for fold in range(_FOLDS):
@@ -262,7 +267,7 @@ def _by_class(model: Model, scores: Doubles, truth: NDArray[np.int64], files: di
 
 
 def _beside(model: Model, chunk: Chunk) -> NDArray[np.float32]:
-    """What a model's n-grams add to its logits, [N, classes]; nothing without n-grams."""
+    """Return what a model's n-grams add to its logits, [N, classes]; [0, classes] without n-grams."""
     if not isinstance(model.ngrams, NGrams):
         return np.empty((0, len(model.classes)), np.float32)
     if chunk.ids is not None:
@@ -272,8 +277,10 @@ def _beside(model: Model, chunk: Chunk) -> NDArray[np.float32]:
 
 
 def _with_truth(chunks: Iterable[Chunk], share: float | None) -> Iterator[Chunk]:
-    """The rows with a true class. share: take only those that `train` held out, which takes them class by class, by
-    their place among all texts.
+    """Yield the rows with a true class.
+
+    share: the share that `train` held out, to yield only these rows; None for all rows. `train` holds them out class by
+    class, by their place among all texts.
     """
     held = None
     if share is not None:
@@ -297,7 +304,10 @@ def _with_truth(chunks: Iterable[Chunk], share: float | None) -> Iterator[Chunk]
 
 
 def _is_trained_on(chunk: Chunk) -> NDArray[np.bool_]:
-    """Which rows `train` learns from or holds out, [N]: those with a text and a label, which may be no class here."""
+    """Return which rows `train` learns from or holds out, [N].
+
+    These are the rows with a text and a label, even if the label is no class of this model.
+    """
     unknown = np.zeros(len(chunk), np.bool_)
     for rows in chunk.unknown_labels.values():
         unknown[np.isin(chunk.rows.column("row").to_numpy(), rows)] = True
@@ -313,37 +323,36 @@ def _truth(chunk: Chunk) -> NDArray[np.int64]:
 def quantise(
     model: str | Path | Model, source: Any, *, text_column: str | Iterable[str] = (), **options: Unpack[ReadKeywords]
 ) -> Model:
-    """Find the activation scales by which a model computes in int8.
+    """Find the activation scales with which a model computes in int8.
 
-    About 2,048 rows are read, the first of up to 8 files, or from 8 places of a table, at even distances, and the model
-    is run on them in fp32 on the CPU. The greatest value that the input of each convolution takes becomes the greatest
-    8-bit number. The weights stay as they are.
+    About 2,048 rows are read: the first of up to 8 files, or from 8 places of a table at even distances. The model runs
+    on them in fp32 on the CPU. The greatest value of the input of each convolution becomes the greatest 8-bit number.
+    The weights stay as they are.
 
     Parameters
     ----------
     model : str, Path or Model
         A shipped model's name, a model file, or a loaded `Model`.
     source : str, path, Paths, or other object
-        Text like that which the model will read: files or tables, as `classify` takes them. Labels are not used.
+        Text like the text that the model will read: files or tables, see `classify`. Labels are not used.
     text_column : str or iterable of str
-        Column with the text, "text" by default. Several are joined by a space.
+        The column with the text. Several columns are joined by a space. Default: "text".
     **options
-        How files are read.
+        Options for reading files.
 
     Returns
     -------
     Model
-        The same model with scales, and a note in its card of what they were found on.
+        The same model with scales, and a note in its card of the rows that they were found on.
 
     Raises
     ------
     UsageError
-        For a column that does not exist, an input without text or that can be read only once, or a model that overflows
-        on a text.
+        If a column does not exist, the input has no text or can be read only once, or the model overflows on a text.
     ModelError
-        For a model that cannot be loaded.
+        If the model cannot be loaded.
     SourceError
-        For files of which none can be read.
+        If no file can be read.
 
     Examples
     --------
@@ -365,23 +374,23 @@ def quantise(
         why = "".join(f": {problem}" for problem in sample.problems[:1])
         raise UsageError(f"there is no row with text to find activation scales on{why}")
     about = {"rows": len(ids), **files_of(given)}
-    card = {name: value for name, value in loaded.card.items() if name != "calibrated on"}  # of older files, the same
+    card = {name: value for name, value in loaded.card.items() if name != "calibrated on"}  # older files call it so
     return replace(with_scales(loaded, ids), card={**card, "scales found on": about})
 
 
 class Figures(NamedTuple):
-    """How good a model is with its network asked about some texts.
+    """How good a model is if its network is asked about some texts.
 
     Attributes
     ----------
     accuracy : float
-        The share of rows labelled right; nan where no row has a true class.
+        The share of rows with the right label; nan if no row has a true class.
     agreement : float
         The share of rows with the label that the whole model gives.
     share : float
-        The share of rows about which the network was asked.
+        The share of rows that the network was asked about.
     calibration_error : float
-        The expected calibration error of the scores; nan as above.
+        The expected calibration error of the scores; nan if no row has a true class.
 
     """
 
@@ -398,31 +407,35 @@ def fitted_cascade(
     agreement: float,
     thresholds: tuple[float, ...] | None = None,
 ) -> Cascade:
-    """The least margin with which new rows like these keep their label with a chance of `agreement` or more.
+    """Return the cascade with the least margin at which new rows like these keep their label with chance `agreement`.
 
-    Of N rows, let k lose their label at a margin. A new row then does so with a chance of (k + 1) / (N + 1) at most,
-    whatever the rows are like, since it is as likely as each of them to have the highest margin. Where the rows are too
-    few to vouch for so little, the chance is taken to fall with the margin as it does among them, exponentially.
+    Let k of N rows lose their label at a margin. Then a new row loses its label with a chance of at most
+    (k + 1) / (N + 1), whatever the distribution of the rows is, because it is as likely as each of them to have the
+    highest margin. If there are too few rows for such a small chance, it is assumed to fall exponentially with the
+    margin, as it does among the rows.
 
     Parameters
     ----------
     whole : float64 [N, classes]
-        Logits of the whole model.
+        The logits of the whole model.
     branch : float32 [N, classes]
-        What the n-grams add to them.
+        What the n-grams add to the logits.
     truth : int64 [N], or None
-        Class indices, by which a temperature is fitted.
+        The class indices that a temperature is fitted to; None to fit none.
     agreement : float
-        The chance.
+        The chance with which a row keeps its label.
     thresholds : tuple of float, optional
-        Of each class, where a text may have several labels.
+        The threshold of each class, if a text may have several labels.
 
     """
+    # Sort the rows that lose their label without the network by how sure the n-grams are.
     bias = (whole - branch).mean(axis=0).astype(np.float32)
     alone = branch + bias
     lost = labels_of(alone, thresholds) != labels_of(whole, thresholds)
     sure = margins(alone, thresholds)
     worst = np.sort(sure[lost if lost.ndim == 1 else lost.any(axis=1)])[::-1].astype(np.float64)
+
+    # Choose the margin, and fit a temperature for n-grams alone.
     count, allowed = len(whole) + 1, 1 - agreement
     margin = 0.0
     kept = int(np.floor(allowed * count + 1e-9)) - 1
@@ -437,27 +450,27 @@ def fitted_cascade(
 
 
 def labels_of(logits: NDArray[Any], thresholds: tuple[float, ...] | None) -> NDArray[Any]:
-    """The label of each row, [N], or which classes it is given, [N, classes]."""
+    """Return the label of each row, [N]; with thresholds, which classes each row is given, [N, classes]."""
     return np.asarray(logits.argmax(axis=1) if thresholds is None else logits >= cuts(thresholds))
 
 
 def compare(
     whole: Doubles, branch: NDArray[np.float32], truth: NDArray[np.int64], cascade: Cascade, temperature: float
 ) -> dict[str, Figures]:
-    """The figures of N rows with the network asked about all of them, about some, and about none.
+    """Return the figures of N rows if the network is asked about all of them, about some, and about none.
 
     Parameters
     ----------
     whole : float64 [N, classes]
-        Logits of the whole model.
+        The logits of the whole model.
     branch : float32 [N, classes]
-        What the n-grams add to them.
+        What the n-grams add to the logits.
     truth : int64 [N]
-        Class indices.
+        The indices of the true classes.
     cascade : Cascade
-        By which the network is asked about some.
+        The cascade that decides which rows the network is asked about.
     temperature : float
-        Of the whole model's scores.
+        The temperature of the whole model's scores.
 
     """
     figures = {}
@@ -470,7 +483,7 @@ def compare(
 def _ways(
     whole: Doubles, branch: NDArray[np.float32], cascade: Cascade, temperature: float
 ) -> dict[str, tuple[Doubles, NDArray[np.bool_]]]:
-    """For each of ASKS the scores of N rows, [N, classes], and about which of them the network is asked, [N]."""
+    """Return for each of ASKS the scores of N rows, [N, classes], and which rows the network is asked about, [N]."""
     alone = branch + np.array(cascade.bias, np.float32)
     some = asked(alone, cascade.margin, None)
     of_whole, of_alone = probabilities(whole, temperature), probabilities(alone.astype(np.float64), cascade.temperature)
@@ -481,20 +494,20 @@ def _ways(
 def figures_of(
     labels: NDArray[Any], scores: NDArray[np.float32], truth: NDArray[Any], whole: NDArray[Any], share: float
 ) -> Figures:
-    """How good the labels of N rows are.
+    """Return how good the labels of N rows are.
 
     Parameters
     ----------
     labels : int [N]
         The labels.
     scores : float32 [N]
-        Their scores.
+        The scores of the labels.
     truth : int [N]
         The true classes.
     whole : int [N]
-        The labels with the network asked about all rows.
+        The labels if the network is asked about all rows.
     share : float
-        The share of rows about which the network was asked.
+        The share of rows that the network was asked about.
 
     """
     right = labels == truth
@@ -503,7 +516,7 @@ def figures_of(
 
 
 def figures_on_card(figures: dict[str, Figures], rows: int, taught: bool = False) -> dict[str, Any]:
-    """The figures as a model's card has them. taught: whether the labels of the rows are a teacher's."""
+    """Return the figures as a model's card has them. taught: whether the labels of the rows come from a teacher."""
     names = {"accuracy": "agreement with the teacher"} if taught else {}
     of_each = {name: {names.get(k, k): round(v, 6) for k, v in f._asdict().items()} for name, f in figures.items()}
     return {"rows": rows, **of_each}

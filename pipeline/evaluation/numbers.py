@@ -1,4 +1,4 @@
-"""How near the numbers that a model gives texts are to the true ones."""
+"""Measures how near the numbers that a model gives texts are to the true numbers."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ Numbers = NDArray[np.floating]
 
 
 class NumberFigures(NamedTuple):
-    """How near given numbers are to true ones.
+    """How near given numbers are to true numbers.
 
     Attributes
     ----------
     rows : int
-        How many there are.
+        The number of rows.
     spearman : float
-        Spearman's rank correlation; nan where all given or all true numbers are the same.
+        Spearman's rank correlation; nan if all given or all true numbers are the same.
     mean_absolute_error : float
-        How far off a number is on average.
+        The mean distance between a given and a true number.
     root_mean_square_error : float
-        The root of the mean square of that.
+        The root of the mean square of this distance.
 
     """
 
@@ -48,7 +48,7 @@ class NumberFigures(NamedTuple):
 
     @classmethod
     def of(cls, given: Numbers, true: Numbers) -> NumberFigures:
-        """given, true: [N]."""
+        """Return the figures of N rows. given, true: the given and the true numbers, [N]."""
         off = given - true
         one, other = _ranks(given), _ranks(true)
         both = float(one.std() * other.std()) if len(off) else 0.0
@@ -57,7 +57,7 @@ class NumberFigures(NamedTuple):
         return cls(len(off), spearman, *errors)
 
     def about(self) -> dict[str, Any]:
-        """The figures as JSON values: None for what is not defined."""
+        """Return the figures as JSON values. A figure that is not defined is None."""
         return {name: None if value != value else round(value, 6) for name, value in self._asdict().items()}
 
     def __str__(self) -> str:
@@ -67,7 +67,7 @@ class NumberFigures(NamedTuple):
 
 
 def _ranks(values: Numbers) -> NDArray[np.float64]:
-    """Ranks from 1; equal values have the mean of theirs."""
+    """Return the ranks of values, from 1. Equal values have the mean of their ranks."""
     _, of_value, counts = np.unique(values, return_inverse=True, return_counts=True)
     return np.asarray((np.cumsum(counts) - (counts - 1) / 2)[of_value])
 
@@ -79,25 +79,25 @@ class NumberEvaluation:
     Attributes
     ----------
     model : str
-        Name of the model.
+        The name of the model.
     backend : str
-        Device, precision and kernels that computed the numbers.
+        The device, precision and kernels that computed the numbers.
     figures : NumberFigures
-        Of the rows with a true number.
+        The figures of the rows with a true number.
     nearest : float
-        The share of these rows whose number is nearest to the level that the true one is nearest to.
+        The share of these rows whose given number is nearest to the same level as the true number.
     without : int
-        Rows without a true number.
+        The number of rows without a true number.
     quarantined : int
-        Rows that could not be read.
+        The number of rows that could not be read.
     found : dict of str to Found
-        As of `Evaluation`.
+        See `Evaluation`.
     recalls : tuple of tuple of float
-        As of `Evaluation`.
+        See `Evaluation`.
     overlap : Overlap, optional
-        How many of the rows the model has learned from; None where its file does not say.
+        How many of the rows the model has learned from; None if its file does not say.
     others : NumberFigures, optional
-        The figures of the rows that it is known not to have learned from, where there are others.
+        The figures of the rows that the model is known not to have learned from; None if there are no such rows.
 
     """
 
@@ -118,7 +118,7 @@ class NumberEvaluation:
         Returns
         -------
         dict
-            Plain values; None for a figure that is not defined.
+            Plain values. A figure that is not defined is None.
 
         """
         nearest = None if self.nearest != self.nearest else self.nearest
@@ -150,9 +150,9 @@ def evaluate_numbers(
     source : str, path, Paths, or other object
         Anything that `classify` takes.
     text_column : str or iterable of str
-        Column with the text, as of `evaluate`.
+        The column with the text, see `evaluate`.
     label_column : str, optional
-        Column with the true numbers, or with the names of levels where the model was trained with these. By default the
+        The column with the true numbers, or with the names of levels if the model was trained with these. Default: the
         one that the model learned from.
     device : str
         "auto", "cpu" or "cuda".
@@ -161,24 +161,24 @@ def evaluate_numbers(
     kernels : str
         "auto", "simt", "sm75", "sm80" or "sm90".
     progress : callable, optional
-        Called with what is done ("labelling"), how many rows are done, and how many there are, or None.
+        Called with the name of the step ("labelling"), the number of finished rows, and the number of all rows or None.
     **options
-        How files are read.
+        Options for reading files.
 
     Returns
     -------
     NumberEvaluation
-        Rank correlation and errors.
+        The rank correlation and the errors.
 
     Raises
     ------
     UsageError
-        For a model that gives labels, a column, device or precision that is not available, or a column that holds
-        something that is no number.
+        If the model gives labels, a column, device or precision is not available, or a column holds a value that is not
+        a number.
     ModelError
-        For a model that cannot be loaded.
+        If the model cannot be loaded.
     SourceError
-        For a file that cannot be read.
+        If a file cannot be read.
 
     Examples
     --------

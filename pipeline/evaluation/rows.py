@@ -1,4 +1,4 @@
-"""The rows that a model is measured on, or fitted to: read and scored in this process, or held out of its training."""
+"""Reads and scores the rows that a model is measured on or fitted to, and holds out rows from training."""
 
 from __future__ import annotations
 
@@ -27,11 +27,13 @@ from ..source.rows.chunk import Chunk, Selection
 from ..source.sample import sample_input
 
 _CHUNK_ROWS = 512
-"""So few that on a CPU each takes a second or so of a network's time."""
+"""The number of rows in a chunk. It is small, so that a network on a CPU takes about a second for each chunk."""
 
 _MOST_LEARNED = 0.5
-"""The share of rows up to which those that a model has learned from are left out. Where there are more of them, the
-others are most likely the same rows after small changes."""
+"""Up to this share of rows, those that a model has learned from are left out.
+
+If there are more of them, the other rows are most likely the same rows after small changes.
+"""
 
 
 def chosen_input(
@@ -43,16 +45,16 @@ def chosen_input(
     whole_hash: bool = False,
     **more: Any,
 ) -> tuple[Given, Selection]:
-    """An input, and which of its columns are read, as `classify` names them. Raises UsageError as that does.
+    """Return an input, and the selection of its columns, as `classify` names them. Raises UsageError like `classify`.
 
     Parameters
     ----------
     source, text_column, options
-        As of `classify`.
+        See `classify`.
     alphabet, length
-        Of the model, for files that are encoded already.
+        The alphabet and the length of the model, for files that are encoded already.
     whole_hash : bool
-        Identify the input by a hash of its content.
+        Whether to identify the input by a hash of its content.
     **more
         Further attributes of the selection.
 
@@ -77,19 +79,19 @@ def scored_rows(
     chosen: Callable[[Iterable[Chunk]], Iterable[Chunk]] = lambda chunks: chunks,
     progress: RowProgress | None = None,
 ) -> Iterator[tuple[Backend, Iterator[ScoredChunk]]]:
-    """The backend, and the chunks of a source with the score of every class of each model.
+    """Give the backend, and the chunks of a source with the score of every class of each model.
 
-    Raises UsageError for a column, device or precision that is not available, and a model that overflows on every row;
-    SourceError for a file that cannot be read.
+    Raises UsageError if a column, device or precision is not available, or a model overflows on every row, and
+    SourceError if a file cannot be read.
 
     Parameters
     ----------
     models : sequence of Model
         The models.
     source : Given
-        What is read.
+        The input.
     selection : Selection
-        Which of its columns are read.
+        The selection of its columns.
     device : str
         "auto", "cpu" or "cuda".
     precision : str
@@ -97,9 +99,9 @@ def scored_rows(
     kernels : str
         "auto", or a generation of CUDA kernels.
     chosen : callable
-        A function that takes some of the chunks' rows; by default all.
+        A function that chooses some of the chunks' rows. Default: all rows.
     progress : callable, optional
-        Called with how many rows are done, and how many there are.
+        See `RowProgress`.
 
     """
     opened_input = open_input(source, selection, _CHUNK_ROWS)
@@ -113,19 +115,22 @@ def scored_rows(
 
 
 RowProgress = Callable[[str, int, int | None], object]
-"""Called with what is done, how many rows are done, and how many there are, None where that is not known."""
+"""A function that is called with the name of the step, the number of finished rows, and the number of all rows.
+
+The number of all rows is None if it is unknown.
+"""
 
 
 def _rows_in(source: Given, selection: Selection) -> int | None:
-    """How many rows an input has, about; None where that is not known before they are read."""
+    """Return about how many rows an input has; None if it is unknown before they are read."""
     try:
         return sample_input(source, selection, 1, None).rows
-    except (UsageError, SourceError):  # whoever reads all rows reports it
+    except (UsageError, SourceError):  # reading all rows reports it
         return None
 
 
 def _reported(chunks: Iterator[ScoredChunk], progress: RowProgress | None, most: int | None) -> Iterator[ScoredChunk]:
-    """The chunks, as they are scored, and a report after each; the last one says that all rows are done."""
+    """Yield the chunks as they are scored, and report after each. The last report says that all rows are finished."""
     if progress is None:
         yield from chunks
         return
@@ -140,14 +145,17 @@ def _reported(chunks: Iterator[ScoredChunk], progress: RowProgress | None, most:
 
 
 class NewRows:
-    """Passes on those rows of chunks that a model has not learned from, and counts the others.
+    """Passes on the rows of chunks that a model has not learned from, and counts the others.
 
-    A temperature, or a promise, that is fitted to rows which a model has learned is too sure of itself.
+    A temperature or a promise that is fitted to rows that a model has learned is too optimistic.
+
+    The order of calls: ``of`` passes on the rows of chunks, ``note`` follows for each scored chunk, and ``known`` comes
+    last.
 
     Parameters
     ----------
     model : Model
-        The model. Of one whose file does not say what it has learned, all rows are passed on.
+        The model. If its file does not say what it has learned, all rows are passed on.
 
     """
 
@@ -167,22 +175,22 @@ class NewRows:
                 yield chunk.take(~found.learned)
 
     def note(self, chunk: Chunk) -> None:
-        """Note which rows of a chunk, once it is scored, are known to be new."""
+        """Note which rows of a scored chunk are known to be new."""
         found = looked_up(self._model, chunk) if self._overlap.checked < self._overlap.rows else None
         self._checked.append(np.ones(len(chunk), np.bool_) if found is None else found.is_other)
 
     @property
     def left_out(self) -> int:
-        """Rows that were not passed on."""
+        """The number of rows that were not passed on."""
         return self._overlap.learned
 
     def known(self, least: int) -> NDArray[np.bool_]:
-        """Say which of the noted rows to use.
+        """Return which of the noted rows to use.
 
-        These are all rows. They are the checked rows only if the model has learned some of those, and has learned too
-        many rows for each to be checked.
+        Usually these are all rows. If the model has learned some of the checked rows, and has learned too many rows for
+        each to be checked, they are only the checked rows.
 
-        Raises UsageError where the model has learned from most of the rows, or where fewer than `least` are new.
+        Raises UsageError if the model has learned from most of the rows, or if fewer than `least` rows are new.
         """
         checked, overlap = np.concatenate([np.empty(0, np.bool_), *self._checked]), self._overlap
         if not overlap.learned:
@@ -200,12 +208,15 @@ class NewRows:
 
 
 def files_of(source: Given) -> dict[str, Any]:
-    """What a model's card says of where rows came from."""
+    """Return the note of a model's card on where rows came from."""
     return {"files": [os.path.basename(file.path) for file in source.found]} if isinstance(source, Files) else {}
 
 
 def learned_columns(model: Model) -> tuple[tuple[str, ...], str | None]:
-    """The columns that a model learned its text and its label from, where its card has them, and one of labels."""
+    """Return the columns that a model learned its text from, and the column that it learned its label from.
+
+    The columns are empty if the card does not have them. The column is None if the card has none or several.
+    """
     columns = model.card.get(COLUMNS_CARD)
     if not isinstance(columns, dict):
         return (), None
@@ -214,19 +225,25 @@ def learned_columns(model: Model) -> tuple[tuple[str, ...], str | None]:
 
 
 def joined_as(model: Model, text_column: str | Iterable[str], options: ReadKeywords) -> ReadKeywords:
-    """The options, with the model's template where the user names neither columns of text nor a template."""
+    """Return the options, with the model's template if the user names neither columns of text nor a template."""
     if text_column or options.get("join") is not None or not model.join:
         return options
     return {**options, "join": model.join}
 
 
 def text_columns(model: Model, text_column: str | Iterable[str], options: ReadKeywords) -> str | Iterable[str]:
-    """The columns of text that are named, or that a template names; else those that a model learned from."""
+    """Return the columns of text that the user or a template names, or else those that the model learned from.
+
+    The result is empty if a template names the columns.
+    """
     return text_column or (() if options.get("join") is not None else learned_columns(model)[0])
 
 
 def label_column_of(model: Model, label_column: str | None) -> str:
-    """The label column that is named, else that which a model learned from. Raises UsageError where there is none."""
+    """Return the label column that the user names, or else the one that the model learned from.
+
+    Raises UsageError if there is none.
+    """
     found = label_column or learned_columns(model)[1]
     if found is None:
         raise UsageError(f"--label-column names the column with the true class: the card of {model.name} has none")
@@ -234,17 +251,20 @@ def label_column_of(model: Model, label_column: str | None) -> str:
 
 
 def numbered(texts: pa.Array) -> NDArray[np.int64]:
-    """A number for each text, the same for equal texts."""
+    """Return a number for each text, which is the same for equal texts, int64 [N]."""
     return np.asarray(texts.dictionary_encode().indices.to_numpy(), np.int64)
 
 
 def hold_out(
     labels: NDArray[np.int64], share: float, texts: NDArray[np.int64]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Row numbers to train on and to hold out: `share` of the texts of each class, the same rows for every seed.
+    """Return the row numbers to train on and those to hold out.
 
-    texts: of each row the number of its text, as `numbered` gives them. Rows of one text go together, with the class of
-    the first of them: what is trained on does not know what is held out.
+    A share of the texts of each class is held out, the same rows for every seed. Rows with the same text stay together
+    and count for the class of the first of them, so that no held-out text is trained on.
+
+    labels: the class of each row, [N]. share: the share to hold out. texts: the number of each row's text, [N], see
+    `numbered`.
     """
     rng = np.random.default_rng(0)
     _, first, of_row = np.unique(texts, return_index=True, return_inverse=True)
@@ -256,15 +276,18 @@ def hold_out(
 
 
 def strata(labels: NDArray[Any]) -> NDArray[np.int64]:
-    """The classes of which `hold_out` takes shares: of labels int64 [N], these; of int [N, columns], those of the first
-    column; of several labels a row, bool [N, classes], the rarest of each row.
+    """Return the class of each row that `hold_out` takes shares by.
+
+    For labels of int64 [N] it is the label. For int [N, columns] it is the label of the first column. For rows with
+    several labels, bool [N, classes], it is the rarest label of each row.
     """
     return labels if labels.ndim == 1 else rarest(labels) if labels.dtype == np.bool_ else labels[:, 0]
 
 
 def rarest(labels: NDArray[np.bool_]) -> NDArray[np.int64]:
-    """The label of each row, bool [N, classes], that fewest rows have; the number of classes for a row without labels.
-    By it `hold_out` takes a share of every class.
+    """Return the label of each row that the fewest rows have; the number of classes for a row without labels.
+
+    With these labels, `hold_out` takes a share of every class. labels: which labels each row has, bool [N, classes].
     """
     counts = np.where(labels, labels.sum(axis=0), len(labels) + 1)
     return np.asarray(np.where(labels.any(axis=1), counts.argmin(axis=1), labels.shape[1]))

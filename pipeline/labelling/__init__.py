@@ -1,1 +1,1 @@
-"""Passes texts through all models of a job, with cached engines, windows, and care for rows on which a model overflows."""
+"""Passes texts through all models of a job: caches engines, cuts windows, and handles rows that overflow a model."""
