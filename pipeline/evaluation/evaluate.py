@@ -327,6 +327,7 @@ def evaluate(
     '96%'
 
     """
+    # Check the options, and find the columns to read.
     if abstain is not None and not 0 < abstain <= 1:
         raise UsageError(f"abstain is {abstain:g}: give a number above 0, up to 1")
     if precision_target is not None and not 0 < precision_target < 1:
@@ -344,6 +345,8 @@ def evaluate(
     wanted: dict[str, Any] = {"truth": label_column, "classes": classes, "reads": loaded.reads}
     given, selection = chosen_input(source, text_column, options, loaded.alphabet, loaded.length, **wanted)
     selection = with_class_numbers(given, selection)
+
+    # Prepare the figures to collect.
     unknown: Counter[str] = Counter()
     mapped: set[str] = set()
     # For the rows with a true class: label, score, the score without the model's temperature, and the true class.
@@ -356,6 +359,8 @@ def evaluate(
     worst: list[Mistake] = []
     without_truth = quarantined = overflowed = 0
     computing: Any = {"device": device, "precision": precision, "kernels": kernels, "progress": progress}
+
+    # Score the rows, and collect their labels, scores, truths and the worst mistakes.
     with scored_rows([*ways.values()], given, selection, **computing) as (backend, chunks):
         for scored in chunks:
             chunk, truth, predicted = scored.chunk, scored.chunk.truth, scored.predictions[0]
@@ -382,6 +387,8 @@ def evaluate(
             surest = wrong[np.argsort(-scores[wrong], kind="stable")[:mistakes]]
             found_here = [_mistake(chunk, int(i), classes[labels[i]], float(scores[i]), classes) for i in surest]
             worst = heapq.nlargest(mistakes, worst + found_here, key=lambda mistake: mistake.score)
+
+    # Compute the figures over all rows.
     labels, scores, before, truth = (np.concatenate(column) for column in zip(*parts, strict=True))
     right, kept = labels == truth, scores >= (abstain or 0)
     thresholds = []
@@ -511,6 +518,7 @@ def evaluate_labels(
     '0.871'
 
     """
+    # Check the model, and find the columns to read.
     loaded = load_one(model)
     if loaded.thresholds is None:
         raise UsageError(f"{loaded.name} gives each text one label: evaluate() is for such models")
@@ -521,6 +529,8 @@ def evaluate_labels(
     given, selection = chosen_input(source, text_column, options, loaded.alphabet, loaded.length, **wanted)
     numbers_from = class_numbers_from(given, selection, label_column, several=True, separator=label_separator)
     rules = replace(selection.rules, numbers_from=numbers_from)
+
+    # Score the rows, and count the labels that they have and were given.
     nothing = np.empty((0, len(loaded.classes)), np.bool_)
     counts = LabelCounts.of(loaded.classes, nothing, nothing)
     unknown_labels: Counter[str] = Counter()

@@ -154,6 +154,7 @@ def calibrate(
     >>> model.save("news_calibrated.safetensors")
 
     """
+    # Check the options. A chain gets only a new promise.
     if held_out is not None and not 0 < held_out <= 0.5:
         raise UsageError(f"{held_out:g} of the rows cannot have been held out: above 0, up to 0.5")
     if not 0.5 <= agreement < 1:
@@ -169,6 +170,8 @@ def calibrate(
         return with_promise(given_model, source, text_column, *how, options, progress)
     if top is not None or top_of is not None:
         raise UsageError(f"--top is what a chain is to find, and {given_model.name} is none: train --keep-teacher")
+
+    # Check that the model has scores to calibrate, and find the columns to read.
     options = joined_as(given_model, text_column, options)
     text_column = text_columns(given_model, text_column, options)
     label_column = label_column_of(given_model, label_column)
@@ -186,6 +189,8 @@ def calibrate(
     wanted: dict[str, Any] = {"truth": label_column, "classes": plain.classes, "reads": reads}
     given, selection = chosen_input(source, text_column, options, plain.alphabet, plain.length, **wanted)
     selection = with_class_numbers(given, selection)
+
+    # Score the rows with a true class that the model has not learned from.
     nothing = np.empty((0, len(plain.classes)), np.float32)
     scores, beside, true, new = [nothing], [nothing], [np.empty(0, np.int64)], NewRows(plain)
 
@@ -208,6 +213,8 @@ def calibrate(
             f"{len(truth):,} rows have a class of the model in column {label_column!r}: a temperature needs "
             f"{LEAST_ROWS} or more"
         )
+
+    # Fit the temperature, and keep the old one if the new one does not help.
     temperature = fitted(logits, truth)
     if temperature is None:
         raise UsageError(
@@ -222,6 +229,8 @@ def calibrate(
         about[UNMATCHED_CARD] = [*left]
     if any(figures[f"{name} after"] > figures[f"{name} before"] for name in ("log loss", "calibration error")):
         about["left out"], temperature = round(temperature, 6), loaded.temperature
+
+    # Fit the margin below which the network is asked, and the scores by class.
     calibrated = replace(plain, temperature=temperature, card={**plain.card, CARD: about})
     final = probabilities(logits, temperature)
     if plain.ngrams is not None and plain.has_network:

@@ -187,6 +187,7 @@ def evaluate_numbers(
     '0.81'
 
     """
+    # Check the model, and find the columns to read.
     loaded = load_one(model)
     levels = loaded.levels
     if levels is None:
@@ -200,6 +201,8 @@ def evaluate_numbers(
     if names:
         wanted["labels"] = (label_column,)
     rows, selection = chosen_input(source, text_column, options, loaded.alphabet, loaded.length, **wanted)
+
+    # Score the rows, and collect the given and the true numbers.
     given, true, quarantined = [np.empty(0)], [np.empty(0)], 0
     looked: list[LookedUp] = []
     ways, finding = {"uncertain": loaded}, Finding(loaded)
@@ -214,6 +217,8 @@ def evaluate_numbers(
             true.append(numbers_in(scored.chunk.rows, label_column, names, selection.rules))
             if (learned := looked_up(loaded, scored.chunk)) is not None:
                 looked.append(learned.of(np.isfinite(true[-1])))
+
+    # Compute the figures over the rows with a true number.
     ours, theirs = np.concatenate(given), np.concatenate(true)
     known = np.isfinite(theirs)
     ours, theirs = ours[known], theirs[known]
