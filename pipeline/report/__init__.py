@@ -1,1 +1,1 @@
-"""The report of a job: as a value, in a terminal, as a page and as a trace."""
+"""Reports a job: as a value, in a terminal, as a page and as a trace."""

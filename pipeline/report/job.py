@@ -359,8 +359,8 @@ def _truth(confusion: Confusion) -> dict[str, Any]:
 class Progress:
     """Receives the progress of a job. This class only logs warnings; subclasses show the progress.
 
-    The calls in order: `phase` (several) -> `start` -> `advance` and `wait` (many) -> `stop` -> `finished`. `warn` may
-    come at any time.
+    The order of calls: ``start -> advance and wait (many) -> stop -> finished``. Calls of `phase` and `warn` may come
+    before and after these.
 
     Attributes
     ----------

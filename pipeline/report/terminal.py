@@ -158,8 +158,8 @@ def _done(reach: Reach) -> str:
 def print_report(report: JobReport, console: PlainConsole) -> None:
     """Print the totals and labels, and then accuracy, quarantined rows, breakdown, profile and problems, if any.
 
-    If the job took only a moment, the breakdown is shown only if kernels were profiled. If it took a little longer, its
-    verdict is shown.
+    If the chunks took only a moment, the breakdown is shown only if kernels were profiled. Otherwise its verdict is
+    shown, if the whole job took some seconds.
     """
     # Totals and the files that were written.
     console.print(facts_table(facts(report.job, report.tally, report.run)))
