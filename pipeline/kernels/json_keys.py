@@ -17,7 +17,7 @@ EDGE = np.dtype([("begin", "<i4"), ("size", "<i4"), ("node", "<i4")])
 
 @dataclass(frozen=True)
 class JsonKeys:
-    """The wanted keys as a tree. Node 0 is the object of a record. An edge is a key that leads to the node of its value.
+    """The wanted keys as a tree. Node 0 is the object of a record. An edge is a key, and leads to its value's node.
 
     Attributes
     ----------
