@@ -163,7 +163,7 @@ def fixed_point(table: Floats, bias: Floats) -> tuple[NDArray[np.uint16], Floats
     entries = np.rint((exact - lowest) / unit).astype(np.uint16)
     zero = bias + lowest.sum(axis=(0, 1))
     affine = np.stack([unit[0, 0], zero, bias])
-    # The kernel multiplies these by 1 / deviation in fp32. Those that might overflow become NaN, and so does every score.
+    # The kernel multiplies these by 1 / deviation in fp32. Values that might overflow become NaN, like all scores.
     affine[:, np.abs(affine[:2]).max(axis=0) > np.finfo(np.float32).max * np.sqrt(NORM_EPSILON)] = np.nan
     return entries, affine.astype(np.float32)
 
