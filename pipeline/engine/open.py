@@ -1,4 +1,4 @@
-"""Chooses an engine for this machine, on a GPU if one works and else on the CPU. Checks if there is room for another."""
+"""Chooses an engine for this machine: on a GPU if one works, else on the CPU. Checks if there is room for another."""
 
 from __future__ import annotations
 
