@@ -20,49 +20,50 @@ from ..telemetry.spans import Span
 T = TypeVar("T")
 
 ALONE: AbstractContextManager[object] = nullcontext()
-"""The turn of a thread that is the only one to call an engine."""
+"""The `turn` of a thread that calls an engine alone."""
 
 DEVICES = ("auto", "cpu", "cuda")
 PRECISIONS = ("auto", "fp32", "fp16", "bf16", "int8")
 KERNELS = ("auto", "simt", "sm75", "sm80", "sm90")
 TORCH = "torch"
-"""In place of kernels, where PyTorch computes."""
+"""Replaces the name of kernels if PyTorch computes."""
 
 
 class Sharing(Protocol):
-    """What several encoders that read the same texts compute once, as `sharing.py` does it."""
+    """The results that several encoders share if they read the same texts. `sharing.py` implements it."""
 
     def logits(
         self, engine: Any, texts: Texts, spans: list[Span] | None
     ) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
-        """The logits of one of the engines, [N, outputs], and which texts have more tokens than are read, [N]."""
+        """Return the logits of one engine, [N, outputs], and whether each text has more tokens than it reads, [N]."""
 
     def tokens(self, vocabulary: str, data: Any, offsets: NDArray[np.int64], make: Callable[[], T]) -> T:
-        """The tokens of texts: those that an encoder with the same vocabulary has made, else what `make` returns."""
+        """Return the tokens of texts: those of an encoder with the same vocabulary, else the result of `make`."""
 
 
 @dataclass(frozen=True)
 class Texts:
-    """N articles as an engine takes them: the buffers of an Arrow string column, or characters encoded already.
+    """N articles for an engine: the buffers of an Arrow string column, or encoded characters.
 
     Attributes
     ----------
     data : uint8 [bytes]
-        The articles, one after another, in UTF-8. A CuPy array for an engine on that GPU, which copies it no further.
+        The articles, one after another, in UTF-8. It may be a CuPy array for an engine on the same GPU, which then does
+        not copy it to the host.
     offsets : int64 [N + 1]
-        Article i is ``data[offsets[i]:offsets[i + 1]]``.
+        Where each article begins: article i is ``data[offsets[i]:offsets[i + 1]]``.
     ids : uint8 [N, length], optional
-        Encoded characters in place of text; `data` and `offsets` are then empty.
+        The encoded characters in place of text. `data` and `offsets` are then empty.
     n_chars : int64 [N], optional
-        Characters of each whole text, where `data` has been cut to its beginning (never below what the model reads).
+        The number of characters in each whole text, if `data` has only its beginning (at least what the model reads).
     shared : dict, optional
-        Where several models read these texts: what one of them encoded, for others with the same alphabet and length.
+        The ids that one of several models has encoded, for others with the same alphabet and length.
     prepared : mapping of str to pyarrow.LargeStringArray or OffHost
-        The texts as they were prepared while they were read, [N] each, by the `id` of the preparation.
+        The texts that were prepared when they were read, [N] each, by the `id` of the preparation.
     sharing : Sharing, optional
-        Where several encoders read these texts: what they share.
+        The results that several encoders share, if several read these texts.
     is_written : bool
-        Of texts on a GPU: whether it has written them. Else an engine waits for all that the GPU does.
+        For texts on a GPU, whether the GPU has written them. If not, an engine waits for all work of the GPU.
 
     Examples
     --------
@@ -88,14 +89,15 @@ class Texts:
         return cls(np.frombuffer(b"".join(articles), np.uint8), offsets)
 
     def take(self, rows: NDArray[np.bool_]) -> Texts:
-        """The articles where `rows`, [N], is true."""
+        """Return the articles for which `rows`, [N], is True."""
         if self.ids is not None:
             return Texts(self.data, self.offsets, self.ids[rows])
         return Texts.of([self.data[self.offsets[i] : self.offsets[i + 1]].tobytes() for i in np.flatnonzero(rows)])
 
     def encoded(self, alphabet: Alphabet, length: int) -> Encoded:
-        """The ids that a model with this alphabet and length reads, and the counts of characters. One that reads whole
-        texts has no ids.
+        """Return the ids that a model with this alphabet and length reads, and the counts of characters.
+
+        A model that reads whole texts has no ids.
         """
         if self.ids is not None:
             return of_ids(self.ids, alphabet)
@@ -107,7 +109,7 @@ class Texts:
         return shared[how]
 
     def as_read_by(self, model: Model) -> Texts:
-        """The texts after a model's preparation, whole. Raises UsageError where they are encoded already."""
+        """Return the whole texts after a model's preparation. Raises UsageError if they are already encoded."""
         if model.preparation is None:
             return self
         import pyarrow as pa  # it takes time to load
@@ -134,24 +136,24 @@ class Predictions:
     Attributes
     ----------
     labels : int32 [N, k]
-        Class indices, the most probable first; the lower index first on a tie. -1 where the model overflows.
+        The class indices, the most probable first, and on a tie the lower index first. -1 if the model overflows.
     scores : float32 [N, k]
-        Their probabilities; NaN where the model overflows.
+        The probabilities of these classes. NaN if the model overflows.
     all_scores : float32 [N, classes], optional
-        The probability of every class, if requested; NaN where the model overflows.
+        The probability of every class, if requested. NaN if the model overflows.
     n_chars : int64 [N]
-        Characters of the whole text.
+        The number of characters in the whole text.
     truncated : bool [N]
-        Whether the text is longer than the model reads.
+        Whether the text is longer than what the model reads.
     unknown_chars : int64 [N]
-        Characters outside the alphabet, in the part that the network reads; 0 of a model without one.
+        The number of characters outside the alphabet, in the part that the network reads. 0 for a model without one.
     saturated : int
-        In int8, how many 8-bit activations of all articles have the greatest value, since what was above is there too.
+        In int8, how many 8-bit activations of all articles have the greatest value, to which larger ones are cut.
     n_windows : int64 [N], optional
-        Windows of each text, where long ones are labelled in windows.
+        The number of windows of each text, if long texts are labelled in windows.
     asked : int
-        Of a model whose network is asked about some articles only, about how many; of long ones that are labelled in
-        windows, about how many windows.
+        The number of articles that the network scored, if it scores only some. For texts that are labelled in windows,
+        the number of windows.
 
     """
 
@@ -167,26 +169,27 @@ class Predictions:
 
     @property
     def overflowed(self) -> NDArray[np.bool_]:
-        """Articles on which the model overflows, so that they have no label, [N]."""
+        """Whether the model overflows on each article, which then has no label, [N]."""
         return ~np.isfinite(self.scores[:, 0])
 
     def take(self, rows: NDArray[np.bool_]) -> Predictions:
-        """The predictions of the articles where `rows`, [N], is true."""
+        """Return the predictions of the articles for which `rows`, [N], is True."""
         every = None if self.all_scores is None else self.all_scores[rows]
         counts = (self.n_chars[rows], self.truncated[rows], self.unknown_chars[rows])
         windows = None if self.n_windows is None else self.n_windows[rows]
         return Predictions(self.labels[rows], self.scores[rows], every, *counts, self.saturated, windows, self.asked)
 
     def of_whole_texts(self, texts: Texts, model: Model) -> Predictions:
-        """The predictions with the counts of the whole texts, which may be cut in `texts`, as `model` reads them: its
-        n-grams may read more characters than its network, and know all of them.
+        """Return the predictions with the counts of the whole texts, which may be cut in `texts`.
+
+        The counts are those of `model`: its n-grams may read more characters than its network, and know all of them.
         """
         n_chars = self.n_chars if texts.n_chars is None else texts.n_chars
         unknown = self.unknown_chars if model.has_network else np.zeros_like(self.unknown_chars)
         return replace(self, n_chars=n_chars, truncated=n_chars > model.reads, unknown_chars=unknown)
 
     def with_numbers(self, model: Model) -> Predictions:
-        """For a model of numbers: the predictions with numbers in place of logits, and probabilities of levels."""
+        """Return, for a model of numbers, the predictions with numbers for logits and with probabilities of levels."""
         if model.levels is None:
             return self
         numbers = model.levels.numbers_of(self.labels, self.scores, len(model.classes))
@@ -194,7 +197,7 @@ class Predictions:
         return replace(self, scores=numbers, all_scores=every)
 
     def by_class(self, model: Model) -> Predictions:
-        """For a model that is calibrated by class: the predictions with such scores; their labels stay."""
+        """Return, for a model that is calibrated by class, the predictions with such scores and the same labels."""
         if model.by_class is None:
             return self
         labels = self.labels[:, 0]
@@ -204,8 +207,9 @@ class Predictions:
         return replace(self, scores=scores, all_scores=every)
 
     def by_head(self, model: Model) -> Predictions:
-        """For a model with heads: these predictions with probabilities that add up to one within each head. They are
-        NaN in a head whose classes are all so unlikely beside those of others that their probabilities are 0.
+        """Return, for a model with heads, the predictions with probabilities that sum to one within each head.
+
+        They are NaN in a head whose classes all have probability 0, because those of other heads are far more likely.
         """
         if model.heads is None or self.all_scores is None:
             return self
@@ -217,25 +221,27 @@ class Predictions:
         return replace(self, all_scores=every)
 
     def cut(self, k: int) -> Predictions:
-        """These predictions with the `k` best labels only."""
+        """Return the predictions with only the `k` best labels."""
         return replace(self, labels=self.labels[:, :k], scores=self.scores[:, :k])
 
 
 @dataclass(frozen=True)
 class Backend:
-    """What determines the bits of a score, apart from model and text; part of a job's fingerprint.
+    """The software and hardware that determine the bits of a score, apart from model and text.
+
+    It is a part of a job's fingerprint.
 
     Attributes
     ----------
     device : str
-        "cpu" or "cuda".
+        The device, "cpu" or "cuda".
     kernels : str
-        "numpy" on a CPU; on a GPU the generation of CUDA kernels: "simt", "sm75", "sm80" or "sm90". On both "torch",
-        where PyTorch computes.
+        On a CPU "numpy", and on a GPU the generation of CUDA kernels: "simt", "sm75", "sm80" or "sm90". On both it is
+        "torch" if PyTorch computes.
     architecture : str
-        The code that runs: NumPy, BLAS and SIMD versions, or compute capability and compiler.
+        The code that runs: the versions of NumPy, BLAS and SIMD, or the compute capability and the compiler.
     precision : str
-        "fp32", "fp16", "bf16" or "int8".
+        The precision: "fp32", "fp16", "bf16" or "int8".
 
     """
 
@@ -250,22 +256,22 @@ class Backend:
 
 
 class Engine(Protocol):
-    """A loaded model, ready to classify. Threads that call it at the same time give it the same lock as their `turn`.
+    """A loaded model, ready to classify. Threads that call it at the same time pass the same lock as their `turn`.
 
     Attributes
     ----------
     backend : Backend
-        What determines the bits of its scores.
+        The backend, which determines the bits of its scores.
     model : Model
         The model.
     device_name : str
-        "cpu", or "cuda:" and the number of the GPU on its host.
+        The device: "cpu", or "cuda:" and the number of the GPU on its host.
     memory_ready : float
         When its weights and buffers were allocated, in seconds since the epoch.
     reads_gpu_texts : bool
         Whether it labels texts on a GPU without a copy on the host.
     batch : int or None
-        Articles in one batch on the device at most; None where batches make no difference.
+        The most articles in one batch on the device, or None if batches make no difference.
 
     Examples
     --------
@@ -301,23 +307,23 @@ class Engine(Protocol):
         texts : Texts
             N articles.
         top_k : int
-            Labels for each article; reduced to the number of classes where it is above that.
+            The number of labels for each article. It is reduced to the number of classes.
         all_scores : bool
-            Return the probability of every class too.
+            Whether to return the probability of every class as well.
         spans : list of Span, optional
-            A span is appended for each step on the device: the copies and the kernels of each batch.
+            A list to which a span is appended for each step on the device: the copies and the kernels of each batch.
         each_kernel : bool
-            Also append a span for every kernel.
+            Whether to append a span for every kernel as well.
         turn : context manager, optional
-            The engine enters it while it gives the device texts: a lock, where several threads call the engine. An
-            engine of a GPU plans before it, and waits for the labels after it, so that the device does not stand still
-            between two calls. It may be entered several times.
+            A context that the engine enters while it gives texts to the device: a lock, if several threads call the
+            engine. An engine of a GPU plans before it, and waits for the labels after it, so that the device is not
+            idle between two calls. It may be entered several times.
 
         Returns
         -------
         Predictions
-            The labels of the N articles, in order. An article on which the model overflows has none, and never
-            changes those of others.
+            The labels of the N articles, in order. An article on which the model overflows has no label, and never
+            changes the labels of others.
 
         Raises
         ------
@@ -333,10 +339,10 @@ class Engine(Protocol):
 
 
 class Wrapped:
-    """An engine of a model that prepares its texts, or has scores by class: another one labels, of the model without.
+    """An engine for a model that prepares its texts or has scores by class, around an engine for the model without.
 
-    The counts of its predictions are those of the texts as they came, but for what the model did not read or know of
-    a prepared one.
+    `n_chars` of its predictions counts the original texts. `truncated` and `unknown_chars` are those of the prepared
+    texts.
     """
 
     def __init__(self, model: Model, engine: Engine) -> None:
@@ -346,11 +352,11 @@ class Wrapped:
         self.reads_gpu_texts = engine.reads_gpu_texts and is_prepared_on_gpu
 
     def classify(self, texts: Texts, *how: Any, **more: Any) -> Predictions:
-        """Label articles, as `Engine.classify` does."""
+        """Label articles. See `Engine.classify`."""
         return self.through(texts, lambda engine, own: engine.classify(own, *how, **more))
 
     def through(self, texts: Texts, label: Callable[[Engine, Texts], Predictions]) -> Predictions:
-        """What `label` makes of the prepared texts with the other engine."""
+        """Return the predictions of `label` for the prepared texts with the other engine."""
         if self.model.preparation is None:
             return label(self.engine, texts).by_class(self.model)
         if not isinstance(texts.data, np.ndarray) and self.model.preparation.id not in texts.prepared:  # CuPy's

@@ -1,16 +1,16 @@
-"""The CPU engine: the network on NumPy's BLAS, groups of articles on its own threads.
+"""The CPU engine: the network in NumPy with its BLAS, for groups of articles on threads of its own.
 
-The dense frame is `reference` itself; in int8, `quantised` computes all rows of either frame. `ngrams` is the branch
-beside the network, of models that have one. Of the text frame, only the rows that the texts reach are computed:
+In the dense frame, `reference` computes the network. In int8, `quantised` computes all rows of either frame. In the
+text frame, only the rows that the texts reach are computed:
 
-An article of n characters reaches n rows of block 1, a third of them after its pool, a ninth after that of block 2, and
-that many rows of each block from there on. What follows them in a block's output is the same row for every article: the
-product of its input's constant row, which is zero after block 1. It is computed once. Layer norms still take their
-statistics over all rows, and the linear layers read all of block 6. As in `reference`, which defines what is computed,
-a block takes Rows: of each article as many rows as its convolution needs, the last of them constant.
+An article of n characters reaches n rows of block 1, a third of them after its pool, a ninth after the pool of block 2,
+and that many rows of each later block. All later rows in the output of a block are the same row for every article: the
+product of the constant row of its input, which is zero after block 1. It is computed once. Layer norms still compute
+their statistics over all rows, and the linear layers read all rows of block 6. As in `reference`, which is the
+specification, a block reads `Rows`: for each article as many rows as its convolution needs, the last of them constant.
 
-The rows of many articles share a product, and still a row's bits do not depend on its neighbours: every product has
-TILE rows, and each article begins at a multiple of the period in which BLAS treats rows alike, which is found at start.
+The rows of many articles share a product, but the bits of a row do not depend on its neighbours. Every product has TILE
+rows, and each article begins at a multiple of the period in which BLAS treats rows alike, which is measured at start.
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ from .base import ALONE, Backend, Predictions, Texts
 
 TILE = 96
 _PERIODS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, TILE)
-"""The divisors of TILE. In the last of them every row of a tile is unlike the others."""
+"""The divisors of TILE, as possible periods. With the last one, BLAS treats every row of a tile differently."""
 
 
 class CpuEngine:
-    """The NumPy backend: groups of articles on `threads` threads, each with a single-threaded BLAS.
+    """The engine on a CPU: groups of articles on `threads` threads, each with a single-threaded BLAS.
 
-    BLAS is not threaded, since the bits of a product must not depend on how many cores a worker has. For profiling,
-    `blocks`, `groups`, `each_group` and `branch` are public.
+    BLAS has one thread, since the bits of a product must not depend on how many cores a worker has. `blocks`, `groups`,
+    `each_group` and `branch` are public for profiling.
     """
 
     batch = None
@@ -74,7 +74,7 @@ class CpuEngine:
             self._prepare(precision)
 
     def _prepare(self, precision: str) -> None:
-        """The network's weights; a model of n-grams alone has none."""
+        """Prepare the weights of the network. A model of n-grams alone has none."""
         weights = reference.prepare(self.model)
         with SINGLE_THREADED_BLAS:
             weights = replace(weights, linear_batches=reference.even_batches(weights.linear))
@@ -100,7 +100,7 @@ class CpuEngine:
         Parameters
         ----------
         texts, top_k, all_scores, spans, each_kernel, turn
-            As of `Engine.classify`.
+            See `Engine.classify`.
 
         """
         kernels = spans if each_kernel else None
@@ -117,7 +117,7 @@ class CpuEngine:
         return predictions.with_numbers(self.model).by_head(self.model).of_whole_texts(texts, self.model)
 
     def _probabilities(self, texts: Texts, ids: NDArray[np.uint8], kernels: list[Span] | None) -> tuple[Floats, int]:
-        """The score of every class, [N, classes], and `Predictions.asked`."""
+        """Return the score of every class, [N, classes], and `Predictions.asked`."""
         if self.model.ngrams is None:
             return reference.class_scores(self._logits(ids, kernels), self.model), 0
         with span("ngrams", kernels, "compute", self.device_name):
@@ -137,7 +137,7 @@ class CpuEngine:
         return np.concatenate([np.empty((0, len(self.model.classes)), np.float32), *logits])
 
     def branch(self, texts: Texts) -> NDArray[np.float32]:
-        """What a model's n-grams add to the logits, [N, classes]."""
+        """Return what a model's n-grams add to the logits, [N, classes]."""
         ngrams = self.model.ngrams
         if texts.ids is not None and isinstance(ngrams, NGrams):
             return scores_of_ids(texts.ids, self.model.alphabet, ngrams)
@@ -155,13 +155,16 @@ class CpuEngine:
         return np.asarray(x)
 
     def groups(self, ids: NDArray[np.uint8]) -> list[NDArray[np.uint8]]:
-        """Articles in groups of one size, as many for each thread, and none larger than the linear layers' batches."""
+        """Return the articles in groups of equal size, as many groups for each thread.
+
+        No group is larger than the batches of the linear layers.
+        """
         rounds = -(-len(ids) // (self._most * self.threads))
         size = max(1, -(-len(ids) // max(1, rounds * self.threads)))
         return [ids[first : first + size] for first in range(0, len(ids), size)]
 
     def each_group(self, work: Callable[[Any], Any], groups: Sequence[Any]) -> list[Any]:
-        """`work` of every group, on the compute threads, each with a single-threaded BLAS."""
+        """Return the result of `work` for every group. It runs on the compute threads with a single-threaded BLAS."""
         with SINGLE_THREADED_BLAS:
             return list(self._pool.map(work, groups))
 
@@ -170,7 +173,10 @@ class CpuEngine:
 
 
 def architecture() -> str:
-    """NumPy, its BLAS, and their code paths on this processor: together they determine the bits of a score."""
+    """Return the versions of NumPy and its BLAS and their code paths on this processor.
+
+    Together they determine the bits of a score.
+    """
     loaded = [library for library in threadpool_info() if library["user_api"] == "blas"]
     blas = [b for b in loaded if "numpy" in b["filepath"]] or loaded  # others may be SciPy's or PyTorch's
     names = sorted({f"{b['internal_api']} {b.get('version')} {b.get('architecture', '')}".strip() for b in blas})
@@ -180,9 +186,9 @@ def architecture() -> str:
 
 
 def text_blocks(weights: Weights) -> list[tuple[str, Callable[[Any], Any]]]:
-    """The nine blocks, as in `reference.blocks`. BLAS must be limited to one thread, here as where they are called."""
+    """Return the nine blocks, as in `reference.blocks`. BLAS must have one thread, here and when they are called."""
     first, *rest = (layer for layer in weights.layers if layer.kind == "conv1d")
-    with np.errstate(over="ignore", invalid="ignore"):  # of weights that overflow on every article
+    with np.errstate(over="ignore", invalid="ignore"):  # if weights overflow on every article
         convolutions = _convolutions(weights, rest)
     last = convolutions[-1]
     run: list[tuple[str, Callable[[Any], Any]]] = [
@@ -202,9 +208,9 @@ class _TextConvolution:
     layer : Layer
         The layer.
     weight : float32 [kernel * inputs, outputs]
-        Its weights.
+        The weights of the layer.
     bias : float32 [outputs]
-        Its bias.
+        The bias of the layer.
     before : float32 [inputs]
         The constant row of its input.
     step : int
@@ -219,21 +225,21 @@ class _TextConvolution:
     step: int
 
     def rows_needed(self, reached: NDArray[np.int64]) -> NDArray[np.int64]:
-        """How many rows of input it needs, [N], where `reached` of them are not constant.
+        """Return how many rows of input each article needs, [N], if `reached` of them are not constant.
 
-        Enough for the rows that these reach, as whole windows of the pool that follows.
+        These are enough for the output rows that they reach, in whole windows of the pool that follows.
         """
         pool = self.layer.product_pool
         windows = np.minimum(-(-reached // pool), self.layer.rows_out // pool)
         return windows * pool + self.layer.kernel - 1
 
     def products(self, rows: Rows) -> tuple[Floats, Offsets, NDArray[np.int64]]:
-        """Products and bias of N articles, fp32 [R, outputs]; where each article begins, and how many rows it has."""
+        """Return products plus bias of N articles, fp32 [R, outputs], where each article begins, and its row count."""
         kernel, values = self.layer.kernel, rows.values
         counts = np.diff(rows.offsets) - kernel + 1
         offsets = _offsets(-(-counts // self.step) * self.step)
         used = int(offsets[-1])
-        # The window of each row. Those of rows between two articles may be any, since nobody reads them.
+        # The window of each row. Rows between two articles may have any window, since nothing reads them.
         window = np.zeros(-(-used // TILE) * TILE, np.int64)
         window[:used] = np.arange(used) + np.repeat(rows.offsets[:-1] - offsets[:-1], np.diff(offsets))
         there = max(len(values) - kernel + 1, 0)
@@ -247,7 +253,7 @@ class _TextConvolution:
 
     @property
     def after(self) -> Floats:
-        """The row of its products that follows an article's own, fp32 [outputs]: that of constant rows."""
+        """The row of its products after an article's own rows, fp32 [outputs]: the product of constant rows."""
         kernel = self.layer.kernel
         constant = Rows(np.tile(self.before, (kernel, 1)), np.array([0, kernel]))
         sums, _, _ = self.products(constant)
@@ -269,14 +275,14 @@ def _convolutions(weights: Weights, layers: list[Layer]) -> list[_TextConvolutio
 
 
 def _repeats(weight: Floats, period: int) -> bool:
-    """Whether, in a product of TILE rows, the result of a row is the same `period` rows further."""
+    """Return whether, in a product of TILE rows, equal rows that are `period` apart have equal results."""
     row = np.random.default_rng(0).standard_normal(len(weight), np.float32)
     product = np.tile(row, (TILE, 1)) @ weight
     return np.array_equal(product[period:], product[:-period], equal_nan=True)
 
 
 def _first_block(ids: NDArray[np.uint8], weights: Weights, layer: Layer, following: _TextConvolution) -> Rows:
-    """Block 1. A window after the text is the bias, so the statistics need no more than the windows of the text."""
+    """Compute block 1. A window after the text is the bias, so the statistics need only the windows of the text."""
     table, bias, norm = weights.table, weights.bias[layer.name], weights.norm[layer.name]
     ends = np.minimum(text_ends(ids, weights.padding), layer.rows_out)
     pooled = np.minimum(-(-ends // layer.pool), layer.rows_pooled)
@@ -287,7 +293,7 @@ def _first_block(ids: NDArray[np.uint8], weights: Weights, layer: Layer, followi
         window, part = values[:end], scratch[:end]
         window[:] = bias
         for tap in range(layer.kernel):
-            # "clip" only avoids a buffer in NumPy: every id is within the table.
+            # Every id is within the table. "clip" only avoids a buffer in NumPy.
             np.take(table[tap], ids[article, tap : tap + end], axis=0, out=part, mode="clip")
             window += part
         _normalise(window, part, bias, norm, layer.rows_out)
@@ -299,20 +305,20 @@ def _first_block(ids: NDArray[np.uint8], weights: Weights, layer: Layer, followi
 
 
 def _normalise(values: Floats, scratch: Floats, rest: Floats, norm: Norm, rows: int) -> None:
-    """Layer norm of the first of `rows` rows, where the others are `rest`.
+    """Compute the layer norm of the first of `rows` rows in place. The other rows all equal `rest`.
 
     Parameters
     ----------
     values : float32 [reached, channels]
-        The first rows, which are replaced by the result.
+        The first rows, which the result replaces.
     scratch : float32 [reached, channels]
         Memory that is overwritten.
     rest : float32 [channels]
-        Each of the other rows.
+        The row that all other rows equal.
     norm : Norm
         Gamma and beta.
     rows : int
-        How many rows there are in all.
+        The number of all rows.
 
     """
     others, size = rows - len(values), rows * len(rest)
@@ -326,7 +332,7 @@ def _normalise(values: Floats, scratch: Floats, rest: Floats, norm: Norm, rows: 
 
 
 def _block(rows: Rows, here: _TextConvolution, following: _TextConvolution) -> Rows:
-    """Blocks 2 to 5: ReLU, and max pool where the layer has one."""
+    """Compute one of blocks 2 to 5: product, ReLU, and max pool if the layer has one."""
     pool = here.layer.pool
     sums, begins, counts = here.products(rows)
     pooled = np.empty((len(sums) // pool, here.layer.outputs), np.float32)
@@ -337,14 +343,14 @@ def _block(rows: Rows, here: _TextConvolution, following: _TextConvolution) -> R
     for begin, count, first, end in zip(begins, counts, offsets[:-1], offsets[1:], strict=True):
         middle = first + count // pool
         out[first:middle] = pooled[begin // pool : (begin + count) // pool]
-        if not finite[begin : begin + count].all():  # ReLU makes a zero of minus infinity
+        if not finite[begin : begin + count].all():  # ReLU would turn minus infinity into zero
             out[first:middle] = np.nan
         out[middle:end] = following.before
     return Rows(out, offsets)
 
 
 def _norm_block(rows: Rows, here: _TextConvolution, norm: Norm) -> Rows:
-    """Block 6: layer norm of all rows, the constant ones too, ReLU, max pool."""
+    """Compute block 6: product, layer norm over all rows including the constant ones, ReLU and max pool."""
     layer = here.layer
     sums, begins, counts = here.products(rows)
     out = np.empty((len(counts), layer.rows_pooled, layer.outputs), np.float32)

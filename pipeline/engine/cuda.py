@@ -1,8 +1,10 @@
-"""The CUDA backend: one a process and GPU, weights and buffers allocated once, batches in a ring of slots.
+"""The CUDA engine: one per process and GPU, with weights and buffers allocated once, and batches in a ring of slots.
+
+    plan batches -> copy in -> kernels -> copy out -> predictions
 
 While one batch computes, the next is copied in and the previous one is copied out. Each slot has page-locked memory on
-the host and a buffer on the GPU; three streams run the copies and the kernels, and events order them. The ring goes on
-from call to call: the first batches of one are copied in while the last ones of another compute.
+the host and a buffer on the GPU. Three streams run the copies and the kernels, and events order them. The ring
+continues from call to call: the first batches of one call are copied in while the last batches of another compute.
 """
 
 from __future__ import annotations
@@ -40,48 +42,53 @@ from ..telemetry.spans import Span, device_spans
 from .base import ALONE, Backend, Predictions, Texts
 
 _BATCH_PER_SM = 64
-"""Articles of full length a batch for each SM: 64 units of block 2 are a tile, so such a batch is whole waves there."""
+"""The articles of full length in a batch, per SM.
+
+A tile has 64 units of block 2, so such a batch is a whole number of waves there.
+"""
 
 _FIRST_SHARE = 4
-"""The first of several batches has this part of a full one's articles."""
+"""The first of several batches has the articles of a full batch divided by this number."""
 
 _TOGETHER, _SHARE_TOGETHER = 2, 1 / 8
-"""A model whose n-grams may decide without its network has batches so many times larger, if such a batch takes at most
-this share of the free memory: the host launches the same kernels for a batch however few of its articles need the
-network.
+"""A model whose n-grams may decide alone has batches that are `_TOGETHER` times larger.
+
+They must take at most `_SHARE_TOGETHER` of the free memory. The host launches the same kernels for a batch, however few
+of its articles need the network.
 """
 
 _LEAST_BATCH = 64
 _BATCH_OF_REFERENCE = 512
-"""Articles a batch of the engine that takes over where tensor cores cannot hold a value of fp32."""
+"""The articles in a batch of the engine that labels articles whose values tensor cores cannot represent in fp32."""
 
 _ANCHOR_SECONDS, _ANCHOR_SECONDS_OF_IDLE = 60.0, 10.0
-"""Seconds during which the clocks of host and GPU stay alike, to some microseconds. They are compared earlier where the
-GPU is idle: else the comparison waits for the batches in flight.
+"""The seconds after which the clocks of host and GPU are compared again. Until then they differ by some microseconds.
+
+They are compared earlier if the GPU is idle, since otherwise the comparison waits for the batches in flight.
 """
 
 _ANCHOR_TRIES = 3
-"""The shortest try counts: on a busy host the others may end some milliseconds late."""
+"""How often the clocks are compared. Only the shortest try counts: on a busy host others may be milliseconds late."""
 
 _FREE_SHARE = 0.8
-"""The share of the free memory that an engine plans to allocate at most."""
+"""The largest share of the free memory that an engine plans to allocate."""
 
 _OUT_OF_MEMORY = 2  # CUDA_ERROR_OUT_OF_MEMORY of the driver, cudaErrorMemoryAllocation of the runtime
 
 
 class Batch(NamedTuple):
-    """Some articles of a chunk, which are computed together.
+    """Some articles of a chunk that are computed together.
 
     Attributes
     ----------
     first, last : int
-        The articles from number `first` to before `last`.
+        The range of articles, from number `first` to before `last`.
     units : int
-        Units that they take at most, as in `memory_plan`.
+        The most units of these articles, as in `memory_plan`.
     has_long : bool
         Whether one of them has more bytes than `head_bytes`.
     given : Encoded, optional
-        Their ids and counts, where they are encoded on the host, or, for another model, on the GPU already.
+        Their ids and counts, if the host has encoded them, or if the GPU already has for another model.
 
     """
 
@@ -93,27 +100,27 @@ class Batch(NamedTuple):
 
 
 def number_on_host(device: int) -> int:
-    """A GPU's number among all GPUs of the host; CUDA_VISIBLE_DEVICES hides and renumbers them."""
+    """Return a GPU's number among all GPUs of the host. CUDA_VISIBLE_DEVICES hides and renumbers them."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
     return int(visible[device]) if device < len(visible) and visible[device].strip().isdigit() else device
 
 
 class CudaEngine:
-    """The network on one GPU.
+    """A model on one GPU.
 
-    Threads plan their batches and wait for the results side by side; one at a time gives batches to the GPU. `network`
-    is public for profiling, `small` for tests.
+    Several threads may plan their batches and wait for results at the same time, but only one at a time gives batches
+    to the GPU. `network` is public for profiling, `small` for tests.
 
     Parameters
     ----------
     model : Model
         The model.
     precision : str
-        "auto", "fp32", "fp16", "bf16" or "int8".
+        The precision: "auto", "fp32", "fp16", "bf16" or "int8".
     kernels : str
-        "auto", or a generation of CUDA kernels.
+        The generation of CUDA kernels, or "auto".
     batch : int, optional
-        Articles of a batch at most; by default what free memory allows.
+        The most articles in a batch. By default as many as free memory allows.
     device : int
         The number of the GPU among those that this process sees.
 
@@ -122,12 +129,12 @@ class CudaEngine:
     reads_gpu_texts = True
 
     _failed: str | None = None
-    """Why nothing can be computed any more: after a failure of the GPU every call fails."""
+    """The reason why the engine cannot compute any more. After a failure of the GPU every call fails."""
 
     _anchored: tuple[float, cp.cuda.Event] | None = None
 
     _reference: CudaEngine | None = None
-    """An engine for articles that tensor cores cannot compute in fp32; opened at the first of them."""
+    """An engine for articles that tensor cores cannot compute in fp32. It is opened for the first of them."""
 
     def __init__(
         self, model: Model, precision: str = "auto", kernels: str = "auto", batch: int | None = None, device: int = 0
@@ -136,6 +143,7 @@ class CudaEngine:
         self.device = cp.cuda.Device(device)
         self._by_reference = Lock()
         self._batches_begun = 0
+        # Choose the kernels, prepare the weights, load both, and allocate the buffers.
         with self.device:
             digits = self.device.compute_capability
             capability = (int(digits[:-1]), int(digits[-1]))
@@ -165,7 +173,7 @@ class CudaEngine:
 
     def _default_batch(self, most: int) -> int:
         full = _BATCH_PER_SM * int(self.device.attributes["MultiProcessorCount"])
-        # The scores of many classes take much page-locked memory, so of those there are no more for shorter articles.
+        # The scores of many classes take much page-locked memory, so with many classes short articles get no more room.
         by_scores = full * CLASSES[1] // len(self.model.classes)
         batch = min(most, full * articles_for_a_full_one(self.model.frame), by_scores)
         free, _ = self.device.mem_info
@@ -181,7 +189,7 @@ class CudaEngine:
         return batch
 
     def _allocate(self, batch: int) -> None:
-        """Allocate the planned buffers; with half the batch where the memory is no longer free."""
+        """Allocate the planned buffers. If the memory is no longer free, try again with half the batch."""
         while True:
             try:
                 self.network.allocate(batch)
@@ -218,12 +226,12 @@ class CudaEngine:
         each_kernel: bool = False,
         turn: AbstractContextManager[object] = ALONE,
     ) -> Predictions:
-        """Label N articles. Raises BroadsheetError, with the kernel and the batch, for an error of the GPU.
+        """Label N articles. Raises BroadsheetError with the kernel and the batch if the GPU fails.
 
         Parameters
         ----------
         texts, top_k, all_scores, spans, each_kernel, turn
-            As of `Engine.classify`.
+            See `Engine.classify`.
 
         """
         if self._failed:
@@ -240,7 +248,7 @@ class CudaEngine:
             unknown_chars=np.empty(count, np.int64),
         )
         if not _is_on_host(texts) and not texts.is_written:
-            self.device.synchronize()  # whoever wrote the text may have used any stream
+            self.device.synchronize()  # the text may have been written on any stream
         if self._is_small(texts) and not each_kernel:
             with turn:
                 sums = self._in_a_graph(texts, top_k, predictions, spans)
@@ -252,13 +260,13 @@ class CudaEngine:
         return predictions.by_head(self.model).of_whole_texts(texts, self.model)
 
     def _is_small(self, texts: Texts) -> bool:
-        """Whether one graph labels these texts. A profile watches each launch, which a graph does not show."""
+        """Return whether one graph can label these texts. It cannot if a profile watches each launch."""
         watched = self.network.watcher is not None
         here = texts.ids is None and _is_on_host(texts)
         return here and len(texts) <= self.batch and not watched and self.small.take(texts.offsets)
 
     def _in_a_graph(self, texts: Texts, top_k: int, predictions: Predictions, spans: list[Span] | None) -> Sums:
-        """Label a small batch at once."""
+        """Label a small batch with one CUDA graph."""
         try:
             with self.device:
                 make_current()
@@ -282,32 +290,34 @@ class CudaEngine:
     ) -> Sums:
         """Label texts in batches that overlap.
 
-        Where several models share the texts, the first that reads them keeps their ids on the GPU, and the others with
-        its alphabet and length neither copy nor encode the text.
+        If several models share the texts, the first one keeps their ids on the GPU. Others with the same alphabet and
+        length then neither copy nor encode the text.
 
         Parameters
         ----------
         texts : Texts
             N articles.
         top_k : int
-            Labels of each article, no more than there are classes.
+            The number of labels for each article, at most the number of classes.
         predictions : Predictions
-            Where the results go, but the sums.
+            The arrays for the results, except the sums.
         spans : list of Span, or None
-            A span is appended for each copy and for the kernels of each batch.
+            A list to which a span is appended for each copy and for the kernels of each batch.
         each_kernel : bool
-            Also append a span for each kernel.
+            Whether to append a span for each kernel as well.
         turn : context manager
-            As of `Engine.classify`.
+            See `Engine.classify`.
 
         """
+        # Plan the batches, from ids on the GPU if another model has left them there.
         sums = Sums(0, 0)
         shared, how = texts.shared, (f"{self.device_name} {self.model.alphabet.symbols}", self.model.length)
         keep = self._room_for_ids(len(texts)) if shared is not None and how not in shared else None
-        kept = shared.get(how) if shared is not None and self.model.ngrams is None else None  # a branch reads the text
+        kept = shared.get(how) if shared is not None and self.model.ngrams is None else None  # n-grams read the text
         running: deque[tuple[Slot, Batch]] = deque()
         batch, wanted = Batch(0, 0, 0), Wanted(top_k, predictions.all_scores is not None)
         planned = list(self.batches(texts) if kept is None else self._batches_of_kept(kept))
+        # Start each batch once a slot is free, and collect the results of the oldest one.
         try:
             with self.device:
                 make_current()
@@ -328,7 +338,7 @@ class CudaEngine:
         except (cp.cuda.runtime.CUDARuntimeError, cp.cuda.driver.CUDADriverError) as error:
             raise self._failure(error, running[0][1] if running else batch) from error
         finally:
-            if running:  # something failed: no slot may be refilled while its last batch is in flight
+            if running:  # after a failure, no slot may be refilled while its batch is in flight
                 with suppress(cp.cuda.runtime.CUDARuntimeError):
                     self.network.settle()
                 for slot, _ in running:
@@ -338,7 +348,7 @@ class CudaEngine:
         return sums
 
     def _next_slot(self) -> Slot:
-        """The next one of the ring, taken; another thread may have to copy its last results first."""
+        """Return the next slot of the ring, locked. Wait until another thread has copied its last results."""
         slot = self.network.slots[self._batches_begun % memory_plan.SLOTS]
         slot.taken.acquire()
         self._batches_begun += 1
@@ -350,7 +360,7 @@ class CudaEngine:
         return not any(slot.taken.locked() for slot in self.network.slots)
 
     def _room_for_ids(self, count: int) -> cp.ndarray | None:
-        """Memory for the ids of N articles, uint8 [N, pitch]; None where that would take half of what is free."""
+        """Return memory for the ids of N articles, uint8 [N, pitch], or None if it would take half of what is free."""
         size = count * memory_plan.id_pitch(self.model.length)
         with self.device:
             free, _ = self.device.mem_info
@@ -362,7 +372,7 @@ class CudaEngine:
         return BroadsheetError(f"GPU {self.device.id}: {self._failed}")
 
     def _classify_by_reference(self, texts: Texts, predictions: Predictions, top_k: int) -> None:
-        """Label what has no scores with the `simt` kernels: a value of two fp16 parts overflows before one of fp32."""
+        """Label the articles without scores with the `simt` kernels. Two fp16 parts overflow before fp32 does."""
         rows = predictions.overflowed
         with self._by_reference:
             if self._reference is None:
@@ -374,14 +384,14 @@ class CudaEngine:
             predictions.all_scores[rows] = again.all_scores
 
     def batches(self, texts: Texts) -> Iterator[Batch]:
-        """Runs of articles that fit a slot; an article longer than a whole slot is encoded here."""
+        """Yield runs of articles that fit in a slot. An article longer than a whole slot is encoded on the host."""
         if texts.ids is not None:
             yield from self._batches_of_ids(texts.ids)
             return
         length, offsets, room = self.model.length, texts.offsets, self.network.room
         room_for_text = memory_plan.text_bytes(self.model.layers, room)
         sizes = np.diff(offsets)
-        # The units before each article. No article has more characters than bytes.
+        # The number of units before each article. An article never has more characters than bytes.
         units = np.append(0, np.cumsum(self._units[np.minimum(sizes, len(self._units) - 1)]))
         has_long = bool(sizes.max(initial=0) > head_bytes(length))
         count = len(sizes)
@@ -397,9 +407,9 @@ class CudaEngine:
                 continue
             by_units = int(np.searchsorted(units, units[first] + room.units, side="right")) - 1 - first
             fits, left = min(self.batch, by_text, by_units), count - first
-            size = -(-left // -(-left // fits))  # of equal size: a small last one would leave the GPU half idle
+            size = -(-left // -(-left // fits))  # equal sizes, since a small last batch would leave the GPU half idle
             if first == 0 and fits < left and self._is_idle:
-                size = max(1, fits // _FIRST_SHARE)  # the GPU waits while it is copied
+                size = max(1, fits // _FIRST_SHARE)  # the GPU is idle while the first batch is copied
             yield Batch(first, first + size, int(units[first + size] - units[first]), has_long)
             first += size
 
@@ -417,7 +427,7 @@ class CudaEngine:
             first += count
 
     def _batches_of_kept(self, kept: Encoded) -> Iterator[Batch]:
-        """Runs of articles whose ids are on the GPU."""
+        """Yield runs of articles whose ids are on the GPU."""
         units = self._units[np.minimum(kept.n_chars, self.model.length)]
         first = 0
         while first < len(units):
@@ -436,15 +446,15 @@ class CudaEngine:
         Parameters
         ----------
         slot : Slot
-            A free slot, which the batch takes.
+            A free slot, which the batch then uses.
         texts : Texts
             The texts of all batches.
         batch : Batch
             The batch.
         wanted : Wanted
-            What it results in.
+            The results that the caller wants.
         keep : uint8 [N, pitch], or None
-            An array on the GPU that the ids are copied to.
+            An array on the GPU to which the ids are copied.
 
         """
         offsets = texts.offsets[batch.first : batch.last + 1]
@@ -459,7 +469,7 @@ class CudaEngine:
             self.network.start_ids(slot, batch.given.ids, text, batch.units, wanted, keep)
 
     def _anchor(self) -> tuple[float, cp.cuda.Event]:
-        """The time on the host's clock of an event that the GPU has recorded, and the event."""
+        """Return the time, on the host's clock, of an event that the GPU has recorded, and the event."""
         anchored = self._anchored
         most = _ANCHOR_SECONDS_OF_IDLE if self._is_idle else _ANCHOR_SECONDS
         if anchored is None or time.time() - anchored[0] > most:
@@ -469,7 +479,7 @@ class CudaEngine:
         return anchored
 
     def _recorded(self) -> tuple[float, float, cp.cuda.Event]:
-        """Seconds until the host knew that an event had been recorded, when that was, and the event."""
+        """Record an event. Return the seconds until the host saw it, the time when it did, and the event."""
         event, began = cp.cuda.Event(), time.time()
         event.record(self.network.compute)
         event.synchronize()
@@ -493,11 +503,11 @@ class CudaEngine:
         batch : Batch
             The batch.
         predictions : Predictions
-            Where the results go.
+            The arrays for the results.
         anchor : tuple of float and cupy.cuda.Event
-            What `_anchor` returned before the batches.
+            The result of `_anchor` before the batches.
         spans : list of Span, or None
-            The list that is appended to.
+            The list to which spans are appended.
 
         """
         result = self.network.finish(slot)
@@ -508,7 +518,7 @@ class CudaEngine:
         return result.sums
 
     def close(self) -> None:
-        """Release the GPU's memory."""
+        """Release the memory of the GPU."""
         if self._reference is not None:
             self._reference.close()
         with self.device:
@@ -523,7 +533,7 @@ def _is_on_host(texts: Texts) -> bool:
 
 
 def _note(done: list[Span], spans: list[Span] | None) -> None:
-    """Record what the GPU has done: for the worker's heartbeat, and in `spans`."""
+    """Record the finished steps of the GPU for the worker's heartbeat and in `spans`."""
     for step in done:
         if step.name in DEVICE_ACTIVITIES:
             ACTIVITY.add(step.name, step.start, step.end)
@@ -532,7 +542,7 @@ def _note(done: list[Span], spans: list[Span] | None) -> None:
 
 
 def _fill(predictions: Predictions, rows: slice, result: Result, counts: Result | Encoded) -> None:
-    """Copy a batch's results to their rows. counts: of characters, by the GPU or the host."""
+    """Copy the results of a batch to their rows. counts: the counts of characters, from the GPU or the host."""
     copy_small(predictions.labels[rows], result.labels)
     copy_small(predictions.scores[rows], result.best)
     if predictions.all_scores is not None:

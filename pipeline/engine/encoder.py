@@ -1,6 +1,6 @@
-"""The engine of encoders, on a GPU or on threads of the CPU; of a chain, for the texts that its n-grams leave open.
+"""The engine of encoders, on a GPU or on threads of the CPU. In a chain it labels the texts that n-grams leave open.
 
-`model/encoder.py` is what is computed. The n-grams of a chain have an engine of their own, of any kind.
+`model/encoder.py` is the specification. The n-grams of a chain have an engine of their own, of any kind.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ Floats = NDArray[np.float32]
 Integers = NDArray[np.int64]
 
 _GROUP = 1024
-"""Tokens that are computed together: a layer's weights stay in a cache meanwhile."""
+"""The tokens that are computed together. With so few, the weights of a layer stay in a cache."""
 
 
 class Compute(Protocol):
-    """What computes an encoder."""
+    """The interface of the classes that compute an encoder on a device."""
 
     device_name: str
     backend: Backend
@@ -49,33 +49,34 @@ class Compute(Protocol):
 
     @property
     def vocabulary(self) -> str:
-        """A digest that is the same for encoders that make the same tokens; "" where tokens are not shared."""
+        """A digest that is equal for encoders that make the same tokens, or "" if tokens are not shared."""
 
     def of_texts(self, texts: Texts, is_logits: bool, spans: list[Span] | None) -> tuple[Floats, NDArray[np.bool_]]:
-        """The logits without the model's bias, or vectors, [N, outputs], and which texts have more tokens than are
-        read. spans: as of `Engine.classify`, where each step is wanted.
+        """Return the logits without the model's bias, or the vectors, [N, outputs], and which texts have more tokens.
+
+        A text has more tokens if the encoder does not read all of them. spans: a list for a span of each step, or None.
         """
 
     def of_heads(
         self, texts: Texts, others: Sequence[Compute], spans: list[Span] | None
     ) -> tuple[list[Floats], NDArray[np.bool_]]:
-        """The logits of several encoders of one trunk, which is computed once; `others` may have this one among them.
+        """Return the logits of several encoders with the same trunk, which is computed once.
 
-        Each result equals what `of_texts` of that encoder returns.
+        `others` may include this encoder. Each result equals that of `of_texts` of the encoder.
         """
 
     def close(self) -> None: ...
 
 
 class OnCpu:
-    """Groups of texts on `threads` threads, each with a single-threaded BLAS."""
+    """Computes an encoder on a CPU: groups of texts on `threads` threads, each with a single-threaded BLAS."""
 
     device_name = "cpu"
     reads_gpu_texts = False
 
     @cached_property
     def vocabulary(self) -> str:
-        """As of `Compute`."""
+        """See `Compute`."""
         return vocabulary_of(self.encoder)
 
     def __init__(self, encoder: Encoder, threads: int) -> None:
@@ -92,7 +93,7 @@ class OnCpu:
     def of_heads(
         self, texts: Texts, others: Sequence[Compute], spans: list[Span] | None
     ) -> tuple[list[Floats], NDArray[np.bool_]]:
-        """As of `Compute`."""
+        """See `Compute`."""
         encoders = [other.encoder for other in others if isinstance(other, OnCpu)]
 
         def logits(ids: Integers, ends: Integers) -> Floats:
@@ -120,13 +121,14 @@ class OnCpu:
 
 
 class OnCuda:
-    """One GPU's tensor cores, in fp16 or bf16. Raises UsageError where the kernels do not fit the GPU or the encoder,
-    NoRoom where the GPU is full.
+    """Computes an encoder on the tensor cores of one GPU, in fp16 or bf16.
+
+    Raises UsageError if the kernels do not fit the GPU or the encoder, and NoRoom if the GPU is full.
     """
 
     @cached_property
     def vocabulary(self) -> str:
-        """As of `Compute`. Tokens that the GPU makes are not shared: they cost little."""
+        """See `Compute`. Tokens that the GPU makes are not shared, since they cost little."""
         return "" if self.reads_gpu_texts else vocabulary_of(self.encoder)
 
     def __init__(self, encoder: Encoder, precision: str, kernels: str) -> None:
@@ -160,7 +162,7 @@ class OnCuda:
     def of_heads(
         self, texts: Texts, others: Sequence[Compute], spans: list[Span] | None
     ) -> tuple[list[Floats], NDArray[np.bool_]]:
-        """As of `Compute`. The head of each is computed by the kernel that computes it alone."""
+        """See `Compute`. The kernel that computes a head is the same as for one encoder alone."""
         computed = [other._computed for other in others if isinstance(other, OnCuda)]
         with self._device, self._failures(f"a batch of {len(texts):,} texts"):
             if not isinstance(texts.data, np.ndarray) and not texts.is_written:
@@ -173,13 +175,13 @@ class OnCuda:
     def of_texts(self, texts: Texts, is_logits: bool, spans: list[Span] | None) -> tuple[Floats, NDArray[np.bool_]]:
         with self._device, self._failures(f"a batch of {len(texts):,} texts"):
             if not isinstance(texts.data, np.ndarray) and not texts.is_written:
-                self._device.synchronize()  # whoever wrote the text may have used any stream
+                self._device.synchronize()  # the text may have been written on any stream
             return self._computed.compute(
                 texts.data, texts.offsets, is_logits, self._timed(spans), (), partial(self._tokens_of, texts, spans)
             )
 
     def _tokens_of(self, texts: Texts, spans: list[Span] | None, data: NDArray[np.uint8], offsets: Integers) -> Tokens:
-        """The tokens of some of the texts, which another encoder with this vocabulary may have made."""
+        """Return the tokens of some of the texts. Another encoder with this vocabulary may have made them."""
 
         def make() -> Tokens:
             with span("tokens", spans, "compute", self.device_name):
@@ -189,7 +191,7 @@ class OnCuda:
 
     @contextmanager
     def _failures(self, what: str) -> Iterator[None]:
-        """Raise NoRoom where the GPU has no memory for this, BroadsheetError for its other errors."""
+        """Raise NoRoom if the GPU has no memory for the block, and BroadsheetError for its other errors."""
         import cupy as cp
 
         try:
@@ -201,7 +203,7 @@ class OnCuda:
             raise kind(f"{self.device_name} failed with {what}: {error}") from error
 
     def _timed(self, spans: list[Span] | None) -> Callable[[str], AbstractContextManager[None]]:
-        """Encloses a step, whose span is appended once the GPU has ended it: with --profile, one after the other."""
+        """Return a function that makes a context for a step. Its span ends when the GPU has finished the step."""
         import cupy as cp
 
         @contextmanager
@@ -229,18 +231,18 @@ def compute_on(
     kernels: str = "auto",
     threads: int | None = None,
 ) -> Compute:
-    """What computes an encoder on a device, "cpu" or "cuda". Raises as `OnCuda` and `OnTorch` do.
+    """Return the object that computes an encoder on a device. Raises like `OnCuda` and `OnTorch`.
 
     Parameters
     ----------
     encoder : Encoder or TorchEncoder
         The encoder.
     device : str
-        "cpu" or "cuda".
+        The device, "cpu" or "cuda".
     precision, kernels : str
-        As of `open_engine`.
+        See `open_engine`.
     threads : int, optional
-        Compute threads of a CPU. Default: the cores that this process may use.
+        The number of compute threads on a CPU. Default: the cores that this process may use.
 
     """
     if isinstance(encoder, TorchEncoder):
@@ -252,7 +254,7 @@ def compute_on(
 
 
 class EncoderEngine:
-    """An encoder with a head as a model, or a chain of which it is the second."""
+    """The engine of an encoder with a head, or of a chain of n-grams and such an encoder."""
 
     batch = None
 
@@ -272,12 +274,12 @@ class EncoderEngine:
         each_kernel: bool = False,
         turn: AbstractContextManager[object] = ALONE,
     ) -> Predictions:
-        """Label N articles. Raises UsageError for texts that are encoded already.
+        """Label N articles. Raises UsageError if the texts are already encoded.
 
         Parameters
         ----------
         texts, top_k, all_scores, spans, each_kernel, turn
-            As of `Engine.classify`.
+            See `Engine.classify`.
 
         """
         if texts.ids is not None:
@@ -293,7 +295,7 @@ class EncoderEngine:
         return replace(first, all_scores=first.all_scores if all_scores else None, asked=int(rows.sum()))
 
     def _open(self, first: Predictions) -> NDArray[np.bool_]:
-        """Say for each of N texts whether the n-grams leave its label open; they do so where they overflow."""
+        """Return for each of N texts whether the n-grams leave its label open. They do so if they overflow."""
         cascade = self.model.cascade
         assert cascade is not None
         assert first.all_scores is not None
@@ -313,12 +315,12 @@ class EncoderEngine:
         each_kernel: bool,
         turn: AbstractContextManager[object],
     ) -> Predictions:
-        """What the encoder says of N texts.
+        """Return the encoder's predictions for N texts.
 
         Parameters
         ----------
         texts, top_k, all_scores, spans, each_kernel, turn
-            As of `Engine.classify`.
+            See `Engine.classify`.
 
         """
         with turn, span("kernels", spans, "compute", self.device_name):
@@ -340,7 +342,7 @@ class EncoderEngine:
 
     @cached_property
     def trunk(self) -> tuple[str, Backend]:
-        """A digest of the trunk, and the backend: engines with the same pair can share what comes before the head."""
+        """A digest of the trunk, and the backend. Engines with the same pair can share everything before the head."""
         assert self.model.encoder is not None
         return trunk_of(self.model.encoder), self.backend
 
@@ -351,15 +353,16 @@ class EncoderEngine:
 
 
 def _by_head(logits: Floats, sizes: Sequence[int], texts: int) -> list[Floats]:
-    """Split the logits of all heads, which lie side by side, into those of each head."""
+    """Split the logits of all heads, which are side by side, into those of each head."""
     parts = np.split(logits.reshape(texts, sum(sizes)), np.cumsum(sizes)[:-1].tolist(), axis=1)
     return [np.ascontiguousarray(part) for part in parts]
 
 
 def _of_groups(compute: Callable[[Integers, Integers], Floats], tokens: Tokens, pool: ThreadPoolExecutor) -> Floats:
-    """What an encoder's `logits` or `vectors` computes of N texts, [N, outputs], on threads of a single-threaded BLAS.
+    """Return the logits or vectors of N texts, [N, outputs], computed on threads with a single-threaded BLAS.
 
-    The longest come first, so that none is waited for in the end.
+    compute: `logits` or `vectors` of an encoder. The longest texts come first, so that no thread waits for a long text
+    at the end.
     """
     sizes = np.diff(tokens.ends)
     order = np.argsort(-sizes, kind="stable")

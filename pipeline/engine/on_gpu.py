@@ -1,7 +1,7 @@
-"""Text that is on a GPU already: a column given through Arrow's C device interface, as `Texts` over CuPy arrays.
+"""Turns text that is already on a GPU into `Texts` over CuPy arrays: a column from Arrow's C device interface.
 
-https://arrow.apache.org/docs/format/CDeviceDataInterface.html. The text stays where it is; only its offsets, and its
-bitmap of nulls, are copied to the host, where batches are planned.
+The interface is described at https://arrow.apache.org/docs/format/CDeviceDataInterface.html. The text stays where it
+is. Only its offsets and its bitmap of nulls are copied to the host, where batches are planned.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _OFFSETS: dict[str, np.dtype[Any]] = {
     "U": np.dtype("i8"),
     "Z": np.dtype("i8"),
 }
-"""The type of offsets of strings and bytes, by Arrow's letter for their type."""
+"""The type of the offsets of strings and bytes, by Arrow's format string."""
 
 
 class _Schema(ctypes.Structure):
@@ -76,28 +76,28 @@ _pointer_in.restype, _pointer_in.argtypes = ctypes.c_void_p, [ctypes.py_object, 
 
 
 class Column(NamedTuple):
-    """A column of strings as its producer describes it. Addresses are 0 for a buffer that is not there.
+    """A column of strings as its producer describes it. The address of a missing buffer is 0.
 
     Attributes
     ----------
     rows : int
-        Rows of the column.
+        The number of rows in the column.
     offset : int
-        How many rows into its buffers the column begins.
+        The row of its buffers at which the column begins.
     nulls : int
-        The number of nulls; -1 where the producer has not counted them.
+        The number of nulls, or -1 if the producer has not counted them.
     validity : int
-        Address of the bits that say which rows are no nulls.
+        The address of the bits that are set for rows that are not null.
     offsets : int
-        Address of the offsets.
+        The address of the offsets.
     data : int
-        Address of the bytes of the texts.
+        The address of the bytes of the texts.
     wide : dtype
         The type of an offset.
     device : int
         The number of the GPU.
     event : int
-        Address of a CUDA event to wait for, or 0.
+        The address of a CUDA event to wait for, or 0.
     owner : Any
         An object that keeps the buffers alive.
 
@@ -116,16 +116,17 @@ class Column(NamedTuple):
 
 
 class OnGpu(NamedTuple):
-    """N texts on a GPU, and which are null, [N]: those are empty."""
+    """N texts on a GPU, and whether each is null, [N]. Null texts are empty."""
 
     texts: Texts
     null: NDArray[np.bool_]
 
 
 def texts_on_gpu(source: Any, column: str | None = None) -> OnGpu | None:
-    """The texts of an object that has Arrow's device interface; None for any other object, and where it is on a host.
+    """Return the texts of an object with Arrow's device interface, or None for other objects and those on the host.
 
-    column: of a batch with several. Raises UsageError for a column that is not there, or holds no strings.
+    column: the name of the column, for a batch with several. Raises UsageError if the column is missing or does not
+    have strings.
     """
     if type(source).__module__.partition(".")[0] == "cudf":
         source = (source if column is None else source[column]).to_pylibcudf()[0]
@@ -141,7 +142,7 @@ def _device_array(capsules: tuple[Any, Any]) -> _DeviceArray:
 
 
 def column_of(capsules: tuple[Any, Any], column: str | None = None) -> Column:
-    """What the device interface says of a column. Raises UsageError as `texts_on_gpu` does."""
+    """Return the description of a column from the device interface. Raises UsageError like `texts_on_gpu`."""
     schema, device = _Schema.from_address(_pointer_in(capsules[0], b"arrow_schema")), _device_array(capsules)
     array, offset = device.array, device.array.offset
     if schema.format == b"+s":

@@ -1,4 +1,4 @@
-"""Choosing an engine for this machine: a GPU where one works, else the CPU; and whether there is room for another."""
+"""Chooses an engine for this machine: on a GPU if one works, else on the CPU. Checks if there is room for another."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from .cpu import CpuEngine
 
 _GPU_PACKAGES = {"CuPy": "cupy", "cuda-bindings": "cuda.bindings", "cuda-core": "cuda.core"}
 _TEXTS_AT_ONCE = {"cpu": 128, "cuda": 16_384}
-"""Texts of which vectors are computed before the next, so that it is known how far that is: a few seconds' worth."""
+"""The number of texts whose vectors are computed before progress is reported: a few seconds' worth."""
 
 _OUT_OF_MEMORY = 2  # CUDA's cudaErrorMemoryAllocation
 
@@ -38,18 +38,18 @@ def open_engine(
     model : Model
         The model.
     device : str
-        "cpu", "cuda", or "auto": a GPU where one works, else the CPU; `why_no_gpu` returns the reason.
+        "cpu", "cuda", or "auto": a GPU if one works, else the CPU. `why_no_gpu` returns the reason.
     precision : str
-        "auto", "fp32", "fp16", "bf16", or "int8", which is never chosen, and needs a model with activation scales.
+        "auto", "fp32", "fp16", "bf16", or "int8", which "auto" never chooses, and which needs activation scales.
     threads : int, optional
-        Compute threads of the CPU engine. Default: the cores that this process may use.
+        The number of compute threads of the CPU engine. Default: the cores that this process may use.
     kernels : str
         A generation of CUDA kernels: "simt", "sm75", "sm80", "sm90", or "auto", the best for the GPU.
 
     Returns
     -------
     Engine
-        The engine; `close` releases its threads and memory.
+        The engine. Its `close` releases threads and memory.
 
     Raises
     ------
@@ -91,7 +91,10 @@ def open_engine(
 
 
 def _working(device: str) -> tuple[str, str | None]:
-    """What computes, "cuda" or "cpu", and why no GPU does, if one was wanted. Raises UsageError where it had to."""
+    """Return the device that works, "cuda" or "cpu", and the reason if a GPU was wanted and does not work.
+
+    Raises UsageError if `device` is "cuda" and no GPU works.
+    """
     missing = None if device == "cpu" else why_no_gpu()
     if device == "cuda" and missing:
         raise UsageError(f"no CUDA here: {missing}. Use --device cpu, or fix that")
@@ -99,12 +102,12 @@ def _working(device: str) -> tuple[str, str | None]:
 
 
 def _open_encoder(model: Model, device: str, precision: str, threads: int | None, kernels: str) -> Engine:
-    """An encoder's engine, and of a chain that of its n-grams. Raises what `open_engine` does.
+    """Open the engine of an encoder, and for a chain also the engine of its n-grams. Raises like `open_engine`.
 
     Parameters
     ----------
     model, device, precision, threads, kernels
-        As of `open_engine`.
+        See `open_engine`.
 
     """
     from .encoder import EncoderEngine, compute_on
@@ -128,7 +131,7 @@ def vectors(
     device: str = "auto",
     done: Callable[[int], None] = lambda rows: None,
 ) -> Floats:
-    """The vectors of N texts. A CPU computes what "auto" finds no GPU for, and texts that overflow in 16 bits.
+    """Return the vectors of N texts. A CPU computes them if "auto" finds no GPU, and texts that overflow in 16 bits.
 
     Parameters
     ----------
@@ -137,9 +140,9 @@ def vectors(
     data, offsets
         The texts, as in `WordPiece.of_texts`.
     device : str
-        As of `open_engine`.
+        See `open_engine`.
     done : callable
-        Called with how many texts are done, now and then.
+        A function that is called from time to time with the number of finished texts.
 
     Returns
     -------
@@ -176,7 +179,7 @@ def vectors(
 def opened(
     models: Sequence[Model], device: str = "auto", precision: str = "auto", kernels: str = "auto"
 ) -> Iterator[list[Engine]]:
-    """An engine for each of several models, until the end of the block. Raises as `open_engine` does."""
+    """Open an engine for each of several models, until the end of the block. Raises like `open_engine`."""
     with ExitStack() as stack:
         engines = []
         for model in models:
@@ -186,11 +189,11 @@ def opened(
 
 
 def _missing_package() -> str | None:
-    """The first of the extra's packages that is not installed."""
+    """Return the first package of the extra that is not installed, or None."""
     for name, module in _GPU_PACKAGES.items():
         try:
             spec = importlib.util.find_spec(module)
-        except ModuleNotFoundError:  # nor is the package that contains it
+        except ModuleNotFoundError:  # the package that contains it is not installed either
             spec = None
         if spec is None:
             return name
@@ -198,14 +201,15 @@ def _missing_package() -> str | None:
 
 
 def expected_device(device: str, gpus: int = 0) -> str:
-    """The device that a worker on this machine would choose, "cpu" or "cuda"; found without using a GPU's memory.
+    """Return the device that a worker on this machine would choose, "cpu" or "cuda", without using a GPU's memory.
 
-    gpus: how many are known to be there. With one, CuPy is not imported, which takes a second.
+    gpus: the number of GPUs that are known to exist. If there is one, the function does not import CuPy, which takes a
+    second.
     """
     if device == "auto" and _missing_package() is None:
         if gpus:
             return "cuda"
-        with suppress(Exception):  # CuPy's own and the loader's: without a driver there is no GPU
+        with suppress(Exception):  # errors of CuPy and of the loader: without a driver there is no GPU
             import cupy
 
             return "cuda" if cupy.cuda.runtime.getDeviceCount() else "cpu"
@@ -213,15 +217,15 @@ def expected_device(device: str, gpus: int = 0) -> str:
 
 
 def why_gpu_unused() -> str | None:
-    """`why_no_gpu`, where something points to a GPU: its driver is here, or CuPy, which only a GPU needs. Else None."""
+    """Return `why_no_gpu` if a driver or CuPy, which only a GPU needs, is installed. Else return None."""
     driver = shutil.which("nvidia-smi") or Path("/proc/driver/nvidia").exists()
     return why_no_gpu() if driver or importlib.util.find_spec("cupy") else None
 
 
 def why_no_gpu() -> str | None:
-    """None where CUDA works in this process; else why it does not, in one line.
+    """Return None if CUDA works in this process, else the reason why it does not, in one line.
 
-    Raises NoRoom for a GPU that works but is full: falling back to the much slower CPU would be a surprise.
+    Raises NoRoom if a GPU works but is full, since falling back to the much slower CPU would be a surprise.
     """
     missing = _missing_package()
     if missing:
@@ -243,15 +247,18 @@ def why_no_gpu() -> str | None:
 
 
 _LEAST_FREE = 0.25
-"""The least free share of a GPU's memory. An engine plans for four fifths of what is free: small batches with less."""
+"""The least free share of a GPU's memory. An engine plans for four fifths of it, so with less its batches are small."""
 
 _LEAST_AVAILABLE = 0.1
 _MOST_USED = 0.6
-"""The largest share of a worker's limit: from 0.6 on Dask spills results, from 0.8 on it pauses."""
+"""The largest used share of a worker's memory limit. Dask spills results from 0.6 on, and pauses from 0.8 on."""
 
 
 def is_short_of_memory(device: str, limit: int | None) -> bool:
-    """device: "cpu" or "cuda". limit: bytes that this process may use of the host; None without one."""
+    """Return whether another engine would lack memory.
+
+    device: "cpu" or "cuda". limit: the bytes of host memory that this process may use, or None without a limit.
+    """
     host = psutil.virtual_memory()
     if host.available < _LEAST_AVAILABLE * host.total:
         return True
@@ -261,7 +268,7 @@ def is_short_of_memory(device: str, limit: int | None) -> bool:
         try:
             import cupy
         except ImportError:
-            return False  # opening the engine says what is missing
+            return False  # opening the engine then reports what is missing
 
         free, total = cupy.cuda.Device().mem_info
         return bool(free < _LEAST_FREE * total)

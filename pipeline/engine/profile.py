@@ -1,6 +1,6 @@
-"""A model's kernels measured on one device, and how throughput and latency change with batch and precision.
+"""Measures the kernels of a model on one device, and its latency and throughput for a batch and a precision.
 
-The kernels of the CPU engine are measured here, those of a GPU in `profile_cuda`.
+This file measures the kernels of the CPU engine, and `profile_cuda` those of a GPU.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from .cpu import CpuEngine
 from .open import open_engine
 
 BATCH = {"cpu": 128, "cuda": 4096}
-"""Articles in the measured batch by default: a few groups for each thread of a CPU, or enough to fill a GPU."""
+"""The default number of articles in the measured batch: a few groups per thread of a CPU, or enough to fill a GPU."""
 
 _KERNEL_NAMES = (
     "regex:^(encode|norm_statistics|first_units|closing_units|(split_)?lookup_norm_pool|(split_)?conv1d|"
@@ -53,19 +53,19 @@ _FP32 = 4
 def measure(engine: Engine, batch: int | None = None) -> Profile:
     """Profile an open engine."""
     usual = BATCH[engine.backend.device]
-    batch = batch or min(usual, engine.batch or usual)  # a small GPU takes smaller batches
+    batch = batch or min(usual, engine.batch or usual)  # a small GPU has smaller batches
     texts = sample(engine.model, batch)
     kernels, ceilings = _kernels(engine, texts)
     return Profile(str(engine.backend), engine.device_name, batch, _latency(engine, texts), kernels, ceilings)
 
 
 def _kernels(engine: Engine, texts: Texts) -> tuple[tuple[KernelProfile, ...], Ceilings]:
-    """Every kernel over `texts` in one batch, in the order they run, and the ceilings of the device."""
+    """Measure every kernel on `texts` in one batch, in the order in which they run, and the ceilings of the device."""
     while isinstance(engine, Wrapped):
         engine = engine.engine
     if isinstance(engine, CpuEngine):
         return tuple(_cpu_kernels(engine, texts)), _cpu_ceilings(engine)
-    from . import profile_cuda  # needs CuPy, and so does the next
+    from . import profile_cuda  # this and the next import need CuPy
     from .cuda import CudaEngine
 
     assert isinstance(engine, CudaEngine)
@@ -79,22 +79,22 @@ def profile(
     precision: str = "auto",
     kernels: str = "auto",
 ) -> Profile:
-    """Measure every kernel of a model on this machine; on a GPU with `ncu` also the bytes that the hardware counts.
+    """Measure every kernel of a model on this machine. On a GPU with `ncu`, also get the bytes that hardware counts.
 
-    Raises as `load_model` and `open_engine` do; warns where ncu is installed and cannot read the counters.
+    Raises like `load_model` and `open_engine`. Warns if ncu is installed and cannot read the counters.
 
     Parameters
     ----------
     model : str or Model
-        As `load_model` takes it.
+        The model. See `load_model`.
     batch : int, optional
-        Articles of the batch; by default `BATCH` of the device, or fewer where the engine takes no more.
+        The number of articles in the batch. By default `BATCH` of the device, or the engine's batch if it is smaller.
     device : str
-        "auto", "cpu" or "cuda".
+        The device: "auto", "cpu" or "cuda".
     precision : str
-        "auto", "fp32", "fp16", "bf16" or "int8".
+        The precision: "auto", "fp32", "fp16", "bf16" or "int8".
     kernels : str
-        "auto", or a generation of CUDA kernels.
+        The generation of CUDA kernels, or "auto".
 
     """
     loaded = _profiled(model)
@@ -109,12 +109,12 @@ def profile(
         return measured
     if counted is None or len(counted) < len(measured.kernels):
         return measured
-    pairs = zip(measured.kernels, counted[-len(measured.kernels) :], strict=True)  # some run when the model is loaded
+    pairs = zip(measured.kernels, counted[-len(measured.kernels) :], strict=True)  # the first ran as the model loaded
     return replace(measured, kernels=tuple(replace(kernel, counted_bytes=number) for kernel, number in pairs))
 
 
 def _profiled(model: str | Model) -> Model:
-    """Raises UsageError for a model of fastText's, and for an encoder."""
+    """Load a model that can be profiled. Raises UsageError for a fastText model and for an encoder."""
     loaded = load_model(model).asking("all")
     if loaded.encoder is not None:
         raise UsageError(f"{loaded.name} is an encoder, and {PROFILED}: classify --report shows where its time goes")
@@ -123,7 +123,10 @@ def _profiled(model: str | Model) -> Model:
 
 
 def _counted_bytes(model: Model, precision: str, kernels: str, batch: int) -> list[int] | None:
-    """What ncu counts of the kernels of a process that classifies a batch. Raises as `counted_bytes`."""
+    """Return the bytes that ncu counts for the kernels of a process that labels a batch.
+
+    Raises like `counted_bytes`.
+    """
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "model.safetensors"
         model.save(file)
@@ -136,7 +139,7 @@ def _latency(engine: Engine, texts: Texts) -> float:
 
 
 def sample(model: Model, articles: int) -> Texts:
-    """Random text, its lengths spread like AG News's (normal, 236 ± 67 characters), the same in every run."""
+    """Return random texts with lengths like those of AG News (normal, 236 ± 67 characters), equal in every run."""
     rng = np.random.default_rng(0)
     lengths = np.clip(rng.normal(236, 67, articles), 20, model.length).astype(np.int64)
     letters = np.frombuffer(b"abcdefghijklmnopqrstuvwxyz .,-", np.uint8)
@@ -144,9 +147,12 @@ def sample(model: Model, articles: int) -> Texts:
 
 
 def _cpu_kernels(engine: CpuEngine, texts: Texts) -> list[KernelProfile]:
-    """Every kernel alone (wall clock of all threads on the batch) and within the network (summed over groups, divided
-    by the threads that ran them). Needs memory for the activations of two blocks, 0.5 MB an article.
+    """Measure every kernel alone, and within the network.
+
+    Alone, the time is the wall clock of all threads on the batch. Within the network, it is the sum over groups divided
+    by the number of threads. This needs memory for the activations of two blocks, 0.5 MB per article.
     """
+    # Measure each kernel on the output of the one before.
     model, each_group = engine.model, engine.each_group
     ids = encode(texts.data, texts.offsets, model.alphabet, model.length)[0]
     alone = {"encode": _median(lambda: encode(texts.data, texts.offsets, model.alphabet, model.length))}
@@ -158,6 +164,7 @@ def _cpu_kernels(engine: CpuEngine, texts: Texts) -> list[KernelProfile]:
     if engine.model.ngrams is not None:
         alone["ngrams"] = _median(lambda: engine.branch(texts))
     alone["head"] = _median(lambda: reference.top_k(reference.class_scores(logits, model), 1))
+    # Measure all kernels within the network.
     stream = _in_the_network(engine, texts)
     moved = _modelled_bytes(model, ids, len(texts.data), len(engine.groups(ids))) if engine.blocks else {}
     return [
@@ -170,7 +177,7 @@ def _cpu_kernels(engine: CpuEngine, texts: Texts) -> list[KernelProfile]:
 
 
 def _cpu_ceilings(engine: CpuEngine) -> Ceilings:
-    """A square fp32 product and a large copy on each thread, all at once."""
+    """Measure a square fp32 product and a large copy on all threads at once."""
     threads, each_group = engine.threads, engine.each_group
     rng = np.random.default_rng(0)
     factors = [rng.random((2, _PRODUCT_SIDE, _PRODUCT_SIDE), np.float32) for _ in range(threads)]
@@ -197,7 +204,7 @@ def _median(work: Callable[[], Any]) -> float:
 
 
 def _in_the_network(engine: CpuEngine, texts: Texts) -> dict[str, float]:
-    """Median seconds of each kernel over whole runs; the time of a block is divided by the threads that ran it."""
+    """Return the median seconds of each kernel over whole runs. A block's time is divided by the number of threads."""
     runs: list[dict[str, float]] = []
     for _ in range(_REPEATS):
         spans: list[Span] = []
@@ -212,11 +219,11 @@ def _in_the_network(engine: CpuEngine, texts: Texts) -> dict[str, float]:
 
 
 def _modelled_bytes(model: Model, ids: NDArray[np.uint8], text_bytes: int, groups: int) -> dict[str, int]:
-    """Bytes that NumPy's passes read and write, as if no cache kept data from one to the next."""
+    """Return the bytes that NumPy's passes read and write, as if no cache kept data between passes."""
     last = text_ends(ids, model.alphabet.padding)
     moved = {"encode": text_bytes * 2 + 3 * ids.size, "head": _FP32 * len(ids) * len(model.classes) * 8}
     for layer in model.layers:
-        if layer.is_lookup:  # each tap: a table row read, written, read again and added
+        if layer.is_lookup:  # each tap reads a table row, writes it, reads it again and adds it
             touched = int(np.minimum(last, layer.rows_out).sum())
             passes = layer.outputs * (5 * layer.kernel * touched + len(ids) * layer.rows_out)
             moved[layer.name] = _FP32 * (passes + len(ids) * _after_product(layer))
@@ -229,13 +236,13 @@ def _modelled_bytes(model: Model, ids: NDArray[np.uint8], text_bytes: int, group
 
 
 def _taps(layer: Layer) -> int:
-    """Values moved by the shifted products of one article: rows and weights in, a product out, which is then added."""
+    """Return the values that the shifted products of one article move: rows, weights, products and their sums."""
     rows, weights = layer.rows_out * (layer.inputs + layer.outputs), layer.inputs * layer.outputs
     return layer.kernel * (rows + weights) + (layer.kernel - 1) * 3 * layer.rows_out * layer.outputs
 
 
 def _after_product(layer: Layer) -> int:
-    """Values moved by bias, norm, ReLU and pool of one article."""
+    """Return the values that bias, norm, ReLU and pool of one article move."""
     elements = layer.rows_out * layer.outputs
     norm = 14 * elements if layer.norm else 0
     return 2 * elements + norm + elements + (2 * layer.pool - 1) * layer.rows_pooled * layer.outputs

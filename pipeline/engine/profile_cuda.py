@@ -1,4 +1,4 @@
-"""The CUDA backend's kernels measured one by one, and the ceilings of its GPU."""
+"""Measures the kernels of the CUDA engine one by one, and the ceilings of its GPU."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _PRODUCT_SIDE = 8192
 
 @dataclass(frozen=True)
 class RecordedLaunch:
-    """A launch of a batch, recorded so that it can be repeated.
+    """A recorded launch of a batch, which can be repeated.
 
     Attributes
     ----------
@@ -54,8 +54,10 @@ class RecordedLaunch:
 
 
 def kernels(engine: CudaEngine, texts: Texts) -> list[KernelProfile]:
-    """Every kernel of one batch: alone, each repeated on the output of the one before; and within the network, by
-    events between them. Raises UsageError for more texts than fit one batch.
+    """Measure every kernel of one batch, alone and within the network. Raises UsageError if texts need two batches.
+
+    Alone, each kernel is repeated on the output of the one before. Within the network, events between the kernels
+    measure them.
     """
     count, batch = len(texts), engine.batch
     if count > batch:
@@ -107,12 +109,15 @@ def kernels(engine: CudaEngine, texts: Texts) -> list[KernelProfile]:
 
 
 def ceilings(engine: CudaEngine) -> Ceilings:
-    """A large copy within the GPU's memory and a square product by cuBLAS, on random data (zeros would run faster)."""
+    """Measure a large copy in the GPU's memory and a square product by cuBLAS.
+
+    The data are random, since zeros would be faster.
+    """
     with engine.device:
         stored = engine.network.ops.stored
         reached = _ceilings("fp32" if stored.rows is FLOAT else "fp16")
     if stored.is_int8:
-        # By design tensor cores take 8-bit operands at twice the rate; cuBLAS's own int8 is far from that.
+        # By design tensor cores multiply 8-bit operands at twice the rate. The int8 product of cuBLAS is far from that.
         return replace(reached, flop_per_second=2 * reached.flop_per_second, how=f"twice {reached.how}")
     if stored.is_split:
         three = f"{reached.how}, three products for each one of fp32"
@@ -133,7 +138,7 @@ def _ceilings(number: str) -> Ceilings:
 
 
 def _record(engine: CudaEngine, texts: Texts) -> list[RecordedLaunch]:
-    """Classify once and record the launches, with their arguments."""
+    """Label the texts once, and return the launches with their arguments."""
     launches: list[RecordedLaunch] = []
     engine.network.watcher = lambda kernel, grid, arguments: launches.append(RecordedLaunch(kernel, grid, arguments))
     try:
@@ -150,7 +155,7 @@ def _launch(ops: Operations, launch: RecordedLaunch) -> None:
 
 
 def _seconds(work: Callable[[], Any]) -> float:
-    """Median of several runs between events, after a warm-up run."""
+    """Return the median time of several runs between events, after a warm-up run."""
     work()
     times = []
     for _ in range(_REPEATS):
@@ -174,7 +179,7 @@ def _in_the_network(engine: CudaEngine, texts: Texts) -> dict[str, float]:
 
 
 def _asked(model: Model, texts: Texts) -> Texts:
-    """The texts about which the network is asked."""
+    """Return the texts that the network scores."""
     if model.cascade is None:
         return texts
     alone, ngrams = model.asking("none"), of_network(model.ngrams, model.name, PROFILED)
@@ -184,10 +189,10 @@ def _asked(model: Model, texts: Texts) -> Texts:
 
 
 def _works(model: Model, given: Texts, texts: Texts, stored: Storage) -> dict[str, KernelWork]:
-    """The work of each kernel. Kernels differ from blocks in four places: block 1's statistics and block 6's norm are
-    separate kernels, two find where the rows lie, and one kernel computes the last layer and the head.
+    """Return the work of each kernel. texts: those of the given texts that the network scores.
 
-    texts: of those that are given, the ones about which the network is asked.
+    Kernels differ from blocks in four places: block 1's statistics and block 6's norm are separate kernels, two kernels
+    find the places of rows, and one kernel computes the last layer and the head.
     """
     count, text_bytes = len(texts), len(texts.data)
     rows, second = computed_rows(model, texts), model.layers[1]
@@ -203,7 +208,7 @@ def _works(model: Model, given: Texts, texts: Texts, stored: Storage) -> dict[st
     for layer in model.layers:
         elements = layer.rows_out * layer.outputs
         if layer.norm and layer.is_lookup:
-            # Seven look-ups a position, for two sums.
+            # There are seven look-ups for each position, for two sums.
             name, tables = f"{layer.name} statistics", 4 * (layer.kernel * layer.ids) ** 2
             works[name] = KernelWork(name, REDUCTION, 14 * text_bytes, count * model.length + tables)
         elif layer.norm:
@@ -220,7 +225,7 @@ def _works(model: Model, given: Texts, texts: Texts, stored: Storage) -> dict[st
 
 
 def _residency(kernel: Kernel, target: str) -> tuple[int, float]:
-    """Blocks that an SM holds at once, and their warps over the most it can hold."""
+    """Return how many blocks an SM holds at once, and the share of its warps that they use."""
     function = load(kernel.file, kernel.expression, target)
     blocks = cp.cuda.driver.occupancyMaxActiveBlocksPerMultiprocessor(function.ptr, kernel.threads, kernel.shared_bytes)
     most = cp.cuda.Device().attributes["MaxThreadsPerMultiProcessor"]
@@ -232,8 +237,10 @@ def _blocks(launch: RecordedLaunch) -> int:
 
 
 def _tiles(layer: Layer, shape: tuple[int, int], computed: int, kept: int) -> tuple[int, float, int]:
-    """The number of tiles over `computed` rows, the share of these that is discarded, and the elements that are read
-    more than once by design: rows that neighbouring tiles share, and all of them for every tile of outputs.
+    """Return the number of tiles over `computed` rows, the share of rows that is discarded, and the repeated reads.
+
+    Repeated reads are elements that are read more than once by design: rows that neighbouring tiles share, and all rows
+    for every tile of outputs.
     """
     rows, outputs = shape
     m_tiles, n_tiles = -(-computed // rows), layer.outputs // outputs

@@ -1,7 +1,8 @@
-"""What the engines of several encoders share where they read the same texts in one pass.
+"""Shares results between the engines of several encoders that read the same texts in one pass.
 
-Engines whose encoders have one trunk compute it once: the first that is asked computes the heads of all. Encoders of
-other trunks with one vocabulary share the tokens. A chain asks its encoder about texts of its own, and shares nothing.
+Engines whose encoders have the same trunk compute it once: the first engine that is called computes the heads of all.
+Encoders with different trunks and the same vocabulary share the tokens. A chain gives its encoder only some of the
+texts, and shares nothing.
 """
 
 from __future__ import annotations
@@ -22,16 +23,16 @@ Floats = NDArray[np.float32]
 T = TypeVar("T")
 
 _MOST_BYTES = 8 << 20
-"""The most bytes of text whose tokens are kept for the next encoder: tokens take many times as much memory."""
+"""The most bytes of text whose tokens stay for the next encoder. Tokens take many times as much memory."""
 
 
 class EncoderSharing:
-    """The engines of one call, and what they have computed so far. It lives as long as the call.
+    """The engines of one call, and the results that they have computed so far. It lives as long as the call.
 
     Parameters
     ----------
     groups : sequence of sequence of EncoderEngine
-        The engines: a group for those that read the same texts. In a group, engines of one trunk share it.
+        The engines, with a group for those that read the same texts. In a group, engines with the same trunk share it.
 
     """
 
@@ -43,7 +44,7 @@ class EncoderSharing:
         self._several = {vocabulary for vocabulary in own if vocabulary and own.count(vocabulary) > 1}
 
     def logits(self, engine: EncoderEngine, texts: Texts, spans: list[Span] | None) -> tuple[Floats, NDArray[np.bool_]]:
-        """As `Compute.of_texts`, for one of the engines.
+        """Return the result of `Compute.of_texts` for one of the engines.
 
         Parameters
         ----------
@@ -52,7 +53,7 @@ class EncoderSharing:
         texts : Texts
             N texts.
         spans : list of Span, optional
-            As of `Compute.of_texts`.
+            See `Compute.of_texts`.
 
         """
         members = [other for group in self._groups if engine in group for other in group if other.trunk == engine.trunk]
@@ -61,23 +62,23 @@ class EncoderSharing:
         key = _content(texts.data, texts.offsets)
         if (id(engine), key) not in self._logits:
             found, is_cut = engine.compute.of_heads(texts, [member.compute for member in members], spans)
-            # The entry holds the texts as well: while it does, no other texts can lie at their place on a GPU.
+            # The entry also keeps the texts alive, so that no other texts can have the same address on a GPU.
             for member, logits in zip(members, found, strict=True):
                 self._logits[id(member), key] = logits, is_cut, texts.data
         own, is_cut, _ = self._logits.pop((id(engine), key))
         return own, is_cut
 
     def tokens(self, vocabulary: str, data: Any, offsets: NDArray[np.int64], make: Callable[[], T]) -> T:
-        """The tokens of texts: made, or those that an encoder with the same vocabulary has made.
+        """Return the tokens of texts: those that an encoder with the same vocabulary has made, or new ones.
 
         Parameters
         ----------
         vocabulary : str
-            The digest of all that decides tokens.
+            The digest of everything that decides tokens.
         data, offsets
             The texts.
         make : callable
-            Makes the tokens.
+            The function that makes the tokens.
 
         """
         size = int(offsets[-1] - offsets[0])
@@ -91,7 +92,7 @@ class EncoderSharing:
 
 
 def _content(data: Any, offsets: NDArray[np.int64]) -> str:
-    """A digest that identifies texts during a call: of their content, or of a CuPy array's place on the GPU."""
+    """Return a digest that identifies texts during a call: of their content, or of a CuPy array's address."""
     digest = hashlib.blake2b(np.ascontiguousarray(offsets).data, digest_size=16)
     if isinstance(data, np.ndarray):
         digest.update(np.ascontiguousarray(data).data)

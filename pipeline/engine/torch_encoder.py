@@ -1,9 +1,9 @@
-"""What computes encoders that our kernels do not know: PyTorch, with the models of transformers and the modules of
-sentence-transformers.
+"""Computes encoders that our kernels do not know in PyTorch.
 
-Texts are sorted by length, and computed in batches of as many tokens as there is room for. Families that are tested
-with padding have padded batches; of others, only texts of equal length are computed together, so that no model sees a
-token that is not of its text. A text of which there is no token is read as the token that ends texts.
+It uses the models of transformers and the modules of sentence-transformers. Texts are sorted by length, and computed in
+batches of as many tokens as there is room for. Families that are tested with padding have padded batches. For other
+families, only texts of equal length are computed together, so that no model sees a token that is not in its text. A
+text without tokens is read as the token that ends texts.
 
 Which texts stand beside a text can change the last bits of its scores, since PyTorch chooses its products by the shape
 of a batch: in fp32 by less than 1e-5, in 16 bits by less than 2e-3.
@@ -41,19 +41,19 @@ PADDED = (
     "albert", "bert", "camembert", "data2vec-text", "deberta", "deberta-v2", "distilbert", "electra", "ernie",
     "eurobert", "gte", "jina_embeddings_v3", "modernbert", "mpnet", "nomic_bert", "roberta", "roformer", "xlm-roberta",
 )  # fmt: skip
-"""Families that a test computes in padded batches."""
+"""The families that a test computes in padded batches."""
 
 _IN_FP32 = ("fnet",)
-"""Families that a GPU computes in fp32 alone: cuFFT has no bf16, and fp16 only for lengths that are powers of two."""
+"""The families that a GPU computes only in fp32: cuFFT has no bf16, and fp16 only for lengths of powers of two."""
 
 _TOKENS_AT_ONCE = {"cpu": 4096, "cuda": 1 << 15}
-"""Of a batch, padding included."""
+"""The most tokens in a batch, including padding."""
 
 _TEXTS_AT_ONCE = {"cpu": 512, "cuda": 8192}
-"""Texts that become tokens, and are sorted, together: meanwhile the tokens of those before are computed."""
+"""The most texts that become tokens and are sorted together, while the tokens of earlier texts are computed."""
 
 _T5 = {"t5": "T5EncoderModel", "mt5": "MT5EncoderModel", "umt5": "UMT5EncoderModel", "longt5": "LongT5EncoderModel"}
-"""Of models with an encoder and a decoder, the class of the first alone, which makes vectors."""
+"""The class of the encoder alone, which makes vectors, for models with an encoder and a decoder."""
 
 _STORED_AS = {"F32": "float32", "F16": "float16", "BF16": "bfloat16", "F64": "float64", "I64": "int64", "I32": "int32"}
 _PRECISIONS = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
@@ -71,7 +71,7 @@ class _Group(NamedTuple):
     Attributes
     ----------
     encoded : list of tokenizers.Encoding
-        Their tokens.
+        The tokens of the texts.
     is_cut : bool [texts]
         Which have more tokens than are read.
 
@@ -82,10 +82,10 @@ class _Group(NamedTuple):
 
 
 class OnTorch:
-    """An encoder on a GPU or the CPU, by PyTorch.
+    """An encoder that PyTorch computes on a GPU or the CPU.
 
-    Raises UsageError where PyTorch or its CUDA is missing, ModelError for weights that do not fit the model, NoRoom
-    where the GPU is full.
+    Raises UsageError if PyTorch or its CUDA is missing, ModelError if weights do not fit the model, and NoRoom if the
+    GPU is full.
 
     Parameters
     ----------
@@ -129,25 +129,25 @@ class OnTorch:
 
     @cached_property
     def vocabulary(self) -> str:
-        """As of `Compute`."""
+        """See `Compute`."""
         return vocabulary_of(self.encoder)
 
     def of_texts(self, texts: Texts, is_logits: bool, spans: list[Span] | None) -> tuple[Floats, NDArray[np.bool_]]:
-        """As of `Compute`."""
+        """See `Compute`."""
         (found,), is_cut = self._of_models(texts, [self], spans)
         return (self._logits(found) if is_logits else found), is_cut
 
     def _logits(self, found: Floats) -> Floats:
-        """The same after the last product, where there is one."""
+        """Return the results after the last product, if there is one."""
         last = self.encoder.weights.get("last")
         return found if last is None else found @ last
 
     def of_heads(
         self, texts: Texts, others: Sequence[object], spans: list[Span] | None
     ) -> tuple[list[Floats], NDArray[np.bool_]]:
-        """As of `Compute`."""
+        """See `Compute`."""
         same = [other for other in others if isinstance(other, OnTorch)]
-        if self.encoder.settings.task == "vectors":  # their heads are last products
+        if self.encoder.settings.task == "vectors":  # their heads are only last products
             (found,), is_cut = self._of_models(texts, [self], spans)
             return [other._logits(found) for other in same], is_cut
         every, is_cut = self._of_models(texts, same, spans)
@@ -156,7 +156,7 @@ class OnTorch:
     def _of_models(
         self, texts: Texts, models: Sequence[OnTorch], spans: list[Span] | None
     ) -> tuple[list[Floats], NDArray[np.bool_]]:
-        """What several models of one trunk compute of texts, [texts, outputs] each, and which texts are cut."""
+        """Return the results of several models with one trunk, [texts, outputs] each, and which texts are cut."""
         import torch
 
         if self._device.type == "cpu":
@@ -173,7 +173,7 @@ class OnTorch:
         return [np.concatenate(own) for own in parts], np.concatenate(cut)
 
     def _groups(self, texts: Texts, spans: list[Span] | None) -> Iterator[_Group]:
-        """The tokens of texts; those of the next ones are made while these are computed."""
+        """Yield the tokens of groups of texts. Those of the next group are made while one is computed."""
         settings, offsets, sharing = self.encoder.settings, texts.offsets, texts.sharing
         data = texts.data if isinstance(texts.data, np.ndarray) else texts.data.get()  # CuPy's
 
@@ -191,12 +191,12 @@ class OnTorch:
         return one_ahead(self._tokenizing, tokens_of, range(0, len(offsets) - 1, self._group))
 
     def _computed(self, model: Forward, encoded: list[Any], models: Sequence[OnTorch]) -> list[Floats]:
-        """What models of one trunk make of texts, float32 [texts, outputs] each, in the order of the texts.
+        """Return the results of models with one trunk, float32 [texts, outputs] each, in the order of the texts.
 
         Parameters
         ----------
         model : Forward
-            What computes the trunk.
+            The model that computes the trunk.
         encoded : list of tokenizers.Encoding
             The texts.
         models : sequence of OnTorch
@@ -226,7 +226,7 @@ class OnTorch:
         return results
 
     def _batches(self, sizes: Integers) -> Iterator[slice]:
-        """Runs of texts, whose sizes in tokens fall."""
+        """Yield batches of texts, which are sorted by falling number of tokens."""
         first = 0
         while first < len(sizes):
             longest = max(int(sizes[first]), 1)
@@ -239,7 +239,7 @@ class OnTorch:
             first = last
 
     def _in_halves(self, model: Forward, heads: Sequence[Forward], encoded: list[Any]) -> list[list[Any]]:
-        """What each head makes of a batch, which is parted where the GPU has no room for it."""
+        """Return the result of each head for a batch. The batch is divided if the GPU has no room for it."""
         import torch
 
         try:
@@ -253,7 +253,7 @@ class OnTorch:
         return self._in_halves(model, heads, encoded[:middle]) + self._in_halves(model, heads, encoded[middle:])
 
     def _of_overflowed(self, found: Floats, encoded: list[Any]) -> Floats:
-        """The same, with texts that overflow in 16 bits computed in fp32."""
+        """Return the results, after computing texts that overflow in 16 bits again in fp32."""
         import torch
 
         rows = np.flatnonzero(~np.isfinite(found).all(axis=1))
@@ -265,7 +265,7 @@ class OnTorch:
 
     @contextmanager
     def _failures(self, what: str) -> Iterator[None]:
-        """Raise NoRoom where the GPU has no memory for this, BroadsheetError for its other errors."""
+        """Raise NoRoom if the GPU has no memory for the block, and BroadsheetError for its other errors."""
         import torch
 
         try:
@@ -287,7 +287,7 @@ class OnTorch:
 
 
 class Forward:
-    """A model of transformers with what follows it, on a device.
+    """A model of transformers and the modules that follow it, on a device.
 
     Attributes
     ----------
@@ -323,7 +323,7 @@ class Forward:
         self._outputs, self._is_normalised = encoder.settings.outputs, encoder.settings.is_normalised
 
     def of_heads(self, encoded: list[Any], heads: Sequence[Forward]) -> list[Any]:
-        """What models of this one's trunk compute of texts, tensors [texts, outputs] on the device.
+        """Return the results of models with this model's trunk, tensors [texts, outputs] on the device.
 
         Parameters
         ----------
@@ -344,7 +344,7 @@ class Forward:
         return [own if head is self else head._of_trunk(noted[0], given) for head in heads]
 
     def _of_trunk(self, computed: Any, given: dict[str, Any]) -> Any:
-        """What the head makes of a trunk's result: the model runs with that in place of its trunk."""
+        """Return the head's result for that of the trunk. The model runs with this in place of its trunk."""
         import torch
 
         class Computed(torch.nn.Module):
@@ -360,7 +360,7 @@ class Forward:
             setattr(self.body, name, trunk)
 
     def __call__(self, encoded: list[Any]) -> Any:
-        """What is computed of texts, a tensor [texts, outputs] on the device."""
+        """Return the result for texts, a tensor [texts, outputs] on the device."""
         import torch
 
         tensors = self._given(encoded)
@@ -375,7 +375,7 @@ class Forward:
         return torch.nn.functional.normalize(vectors, dim=1) if self._is_normalised else vectors
 
     def _given(self, encoded: list[Any]) -> dict[str, Any]:
-        """The tokens of texts with their mask and types, tensors [texts, longest] on the device."""
+        """Return the tokens of texts with their mask and types, tensors [texts, longest] on the device."""
         import torch
 
         ids = [one.ids or self._of_nothing for one in encoded]
@@ -401,7 +401,7 @@ def _class_of(encoder: TorchEncoder, config: Any) -> Any:
 
 
 def _loaded(kind: Any, encoder: TorchEncoder, config: Any, dtype: Any) -> Any:
-    """A model of transformers with its weights. Raises ModelError where one is missing, which would be random."""
+    """Return a model of transformers with its weights. Raises ModelError if one is missing, which would be random."""
     import torch
 
     state = {}
@@ -430,7 +430,7 @@ def _loaded(kind: Any, encoder: TorchEncoder, config: Any, dtype: Any) -> Any:
 
 
 def _modules(encoder: TorchEncoder) -> list[Any]:
-    """The modules of sentence-transformers that follow a model: by default, the mean of all tokens' vectors."""
+    """Return the modules of sentence-transformers that follow a model. By default, the mean of all tokens' vectors."""
     import json
 
     try:
@@ -460,7 +460,7 @@ def _modules(encoder: TorchEncoder) -> list[Any]:
 
 
 def _module_class(kind: str) -> Any:
-    """A class of sentence-transformers: from the place that version 6 has it in, or the one that all versions have."""
+    """Return a class of sentence-transformers, from its module in version 6, or from the one in all versions."""
     try:
         return getattr(importlib.import_module(f"sentence_transformers.{_MODULES[kind]}"), kind)
     except ImportError:
@@ -469,7 +469,7 @@ def _module_class(kind: str) -> Any:
 
 @contextmanager
 def _noting_result(module: Any) -> Iterator[list[Any]]:
-    """In the block, what a module returns is put into the list."""
+    """Yield a list to which the results of a module are appended during the block."""
     noted: list[Any] = []
     hook = module.register_forward_hook(lambda _module, _given, result: noted.append(result))
     try:
@@ -480,7 +480,7 @@ def _noting_result(module: Any) -> Iterator[list[Any]]:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Without the reports and progress bars of transformers: what matters in them is an error here."""
+    """Hide the reports and progress bars of transformers during the block. Important reports are errors here."""
     from transformers.utils import logging as of_library
 
     logger = logging.getLogger("transformers")
@@ -498,7 +498,7 @@ def _quiet() -> Iterator[None]:
 
 
 def _gpu() -> tuple[str, Any]:
-    """The name and the device of the GPU that this process uses. Raises UsageError where PyTorch has no CUDA."""
+    """Return the name and the device of the GPU that this process uses. Raises UsageError if PyTorch has no CUDA."""
     import cupy as cp
     import torch
 
@@ -515,7 +515,7 @@ def _gpu() -> tuple[str, Any]:
 
 
 def _chip(device: str) -> str:
-    """What computes, as far as it decides bits."""
+    """Return the hardware and software that decide the bits of a result."""
     import torch
 
     if device == "cpu":

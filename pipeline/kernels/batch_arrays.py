@@ -1,4 +1,4 @@
-"""The arrays of a batch on the GPU: what kernels read, and what they write."""
+"""The arrays of a batch on the GPU: those that kernels read, and those that they write."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ import cupy as cp
 
 
 class DeviceTexts(NamedTuple):
-    """Texts on the GPU. A launch finds their number there, so that a graph of launches repeats for any number.
+    """Texts on the GPU. Kernels read their number there, so that one CUDA graph works for any number of texts.
 
     Attributes
     ----------
     data : uint8 [bytes]
         The texts in UTF-8, with room for more; ``data[0]`` is the byte at ``offsets[0]``.
     offsets : int64 [N + 1]
-        Where each text begins, and where the last ends; with room for more.
+        Where each text begins, and where the last ends, with room for more.
     count : int32 [1]
-        How many texts there are.
+        The number of texts.
 
     """
 
@@ -28,23 +28,23 @@ class DeviceTexts(NamedTuple):
 
     @property
     def most(self) -> int:
-        """How many texts there are at most, as the host knows."""
+        """The largest number of texts that the arrays can hold. Only the GPU knows the number itself."""
         return len(self.offsets) - 1
 
 
 class Packing(NamedTuple):
-    """Where the rows of N articles lie.
+    """Where the rows of N articles are in the arrays of a batch.
 
     Attributes
     ----------
     first : int32 [N + 1]
-        The first unit of each article, and last the number of units.
+        The first unit of each article, and in the last element the number of units.
     counts : int32 [2]
         The number of units and N, which products read.
     closing : uint8 [units], or None
-        1 for each closing unit; None where no unit is one.
+        1 for each closing unit; None if no unit is one.
     most : int
-        How many units there are at most, as the host knows.
+        The largest number of units, which is all that the host knows.
 
     """
 
@@ -55,18 +55,18 @@ class Packing(NamedTuple):
 
 
 class DeviceEncoded(NamedTuple):
-    """`alphabet.Encoded` on the GPU.
+    """The arrays of `alphabet.Encoded` on the GPU.
 
     Attributes
     ----------
     ids : uint8 [N, pitch]
-        The ids, filled up with padding to a pitch that is a multiple of 16.
+        The ids, filled with padding up to the pitch, which is a multiple of 16.
     n_chars : int64 [N]
-        Characters of the whole text.
+        The number of characters in the whole text.
     truncated : uint8 [N]
-        1 where the text is longer than the model reads.
+        1 if the text is longer than what the model reads.
     unknown_chars : int64 [N]
-        Characters outside the alphabet, in the part that the model reads.
+        The number of characters outside the alphabet, in the part that the model reads.
 
     """
 
@@ -77,7 +77,16 @@ class DeviceEncoded(NamedTuple):
 
 
 class Asked(NamedTuple):
-    """The articles of a batch that the network is asked about: int32 [N], the first `count`, int32 [1], of them."""
+    """The articles of a batch that the network must score.
+
+    Attributes
+    ----------
+    rows : int32 [N]
+        The numbers of these articles, of which the first `count` are valid.
+    count : int32 [1]
+        The number of these articles.
+
+    """
 
     rows: cp.ndarray
     count: cp.ndarray
@@ -93,9 +102,9 @@ class Scored(NamedTuple):
     scores : float32 [N, classes]
         The score of every class.
     labels : int32 [N, k]
-        Indices of the best classes.
+        The indices of the best classes.
     best : float32 [N, k]
-        Their scores.
+        The scores of these classes.
 
     """
 
@@ -113,13 +122,13 @@ class DeviceBatch(NamedTuple):
     texts : DeviceTexts
         The texts.
     encoded : DeviceEncoded
-        Their ids and counts.
+        The ids and counts of the texts.
     scored : Scored
-        Their scores and labels.
+        The scores and labels of the texts.
     saturated : uint64 [1]
-        Where saturated values are counted, in int8.
+        The number of saturated values, in int8.
     asked : int32 [1]
-        Where the articles are counted about which the network is asked, of a model whose n-grams can be alone.
+        The number of articles that the network must score, for a model whose n-grams may decide alone.
 
     """
 
@@ -131,7 +140,7 @@ class DeviceBatch(NamedTuple):
 
     @classmethod
     def of(cls, given: Mapping[str, cp.ndarray], results: Mapping[str, cp.ndarray], ids: cp.ndarray) -> DeviceBatch:
-        """The batch of which these arrays hold what it is given (`input_shapes`) and its results (`result_shapes`)."""
+        """Return the batch with these inputs (see `input_shapes`), results (see `result_shapes`) and ids."""
         return cls(
             DeviceTexts(given["text"], given["offsets"], given["count"]),
             DeviceEncoded(ids, results["n_chars"], results["truncated"], results["unknown_chars"]),
@@ -141,7 +150,7 @@ class DeviceBatch(NamedTuple):
         )
 
     def first(self, articles: int, size: int) -> DeviceBatch:
-        """The same with arrays that end after so many articles, whose text has so many bytes."""
+        """Return the batch with arrays cut to its first `articles` articles, whose texts have `size` bytes."""
         texts = self.texts._replace(data=self.texts.data[:size], offsets=self.texts.offsets[: articles + 1])
         encoded = DeviceEncoded(*(array[:articles] for array in self.encoded))
         scored = Scored(*(array[:articles] for array in self.scored))

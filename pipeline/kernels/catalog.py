@@ -1,7 +1,7 @@
-"""The kernel of each operation: file, template instance, threads and dynamic shared memory. Needs no GPU.
+"""The kernel of each operation: its file, template instance, threads and dynamic shared memory. Needs no GPU.
 
-Each is worked out once: every batch asks for all of them, and to word their names takes longer than to launch them. At
-the end are those of training, which computes block 1 by them.
+Each function is cached: every batch asks for all of its kernels, and formatting their names takes longer than launching
+them. The kernels at the end of the file compute block 1 in training.
 """
 
 from __future__ import annotations
@@ -22,61 +22,64 @@ from .tiles import Launch, LookupTile, ProductTile, Tile, dense_outputs, lookup_
 
 WARP = 32
 WARPS = 8
-"""Warps of a block, for kernels that need no other number."""
+"""The number of warps in a block, for kernels that need no other number."""
 
 MOST_WARPS = 32
-"""Warps of the largest block."""
+"""The number of warps in the largest block."""
 
 COUNTED_BYTES = 4096
-"""Bytes of a warp that counts the characters of long articles."""
+"""The number of bytes that each warp reads when it counts the characters of long articles."""
 
 HEAD_WARPS = 4
 HEAD_ARTICLES = 4
 
 _WORDS_QUEUED, _COUNTED = 48, 1024
-"""Places for words and for counts of each warp of the n-grams' kernel."""
+"""How many words and how many counts each warp of the n-grams' kernel has room for."""
 
 _NGRAMS_SHARED = 52 << 10
-"""Bytes of shared memory that a block of that kernel takes at most."""
+"""The most bytes of shared memory that a block of the n-grams' kernel uses."""
 
 _ALONE_SHARED = 4 * MOST_CLASSES
-"""The same for the kernel that labels without a network: a warp of any architecture has room for so many classes."""
+"""The most bytes of shared memory that a block of the kernel for n-grams alone uses.
+
+On every architecture this is enough for one warp with the largest number of classes.
+"""
 
 PRODUCT_TEXTS = 16
-"""Texts of a block that multiplies with fastText's output matrix, where each thread has a class."""
+"""The number of texts in a block that multiplies with fastText's output matrix. Each thread computes one class."""
 
 _PRODUCT_DEEP = 256
 
 HEAD_TEXTS = 1, 4
-"""Of a block of an encoder's head: where texts are few or vectors long, and else."""
+"""The number of texts in a block of an encoder's head: for few texts or long vectors, and for all others."""
 
 ATTENTION_ROWS = 64
-"""Queries of a block for short texts, and keys of a piece."""
+"""The number of queries in a block for short texts, and of keys in a piece."""
 
 DISTANCE_HEAD = 64
-"""Values of a head of attention that counts distances."""
+"""The number of values in a head of attention that counts distances."""
 
 EMBEDDED_ROWS = 64
-"""Of the longest text, by each of the blocks that share a text, where places are no vectors."""
+"""The number of rows of the longest text that each block embeds, for models whose positions are not vectors."""
 
 _MOST_TEXTS = 1 << 20
-"""Texts of a batch, for a model that reads whole texts."""
+"""The most texts in a batch, for a model that reads whole texts."""
 
 _MOST_BLOCKS = 65_535
-"""Thread blocks along a grid's second side at most (CUDA C++ Programming Guide)."""
+"""The most thread blocks along the second dimension of a grid (CUDA C++ Programming Guide)."""
 
 _INT32_MAX = (1 << 31) - 1
 
 
 Activation = Literal["NONE", "RELU", "GELU", "GELU_TANH", "GATED_RELU", "GATED_GELU", "GATED_GELU_TANH", "ROTARY"]
-"""What follows a product of an encoder, as common/outputs.cuh names it."""
+"""The activation that follows a product of an encoder, as common/outputs.cuh names it."""
 
 ACTIVATIONS: tuple[Activation, ...] = get_args(Activation)
 
 
 @dataclass(frozen=True)
 class Kernel:
-    """An instance of a template.
+    """An instance of a kernel template, with its launch.
 
     Attributes
     ----------
@@ -87,9 +90,9 @@ class Kernel:
     expression : str
         The template instance, in C++.
     threads : int
-        Threads of a block.
+        The number of threads in a block.
     shared_bytes : int
-        Dynamic shared memory of a block, in bytes.
+        The dynamic shared memory of a block, in bytes.
 
     """
 
@@ -101,7 +104,7 @@ class Kernel:
 
 
 def target(generation: str, architecture: str) -> str:
-    """The architecture to compile for: features that only Hopper has (wgmma, setmaxnreg) need "sm_90a"."""
+    """Return the architecture to compile for: features that only Hopper has (wgmma, setmaxnreg) need "sm_90a"."""
     return f"{architecture}a" if generation == "sm90" else architecture
 
 
@@ -134,20 +137,20 @@ def closing_units_kernel() -> Kernel:
 
 @cache
 def lookup_kernel(stored: Storage, layer: Layer, following: Layer, frame: Frame, at: LookupTile) -> Kernel:
-    """Block 1 whole: look-up, norm, ReLU and pool.
+    """Return the kernel of the whole block 1: look-up, norm, ReLU and pool.
 
     Parameters
     ----------
     stored : Storage
-        The types in memory.
+        The types of the values in memory.
     layer : Layer
         Block 1.
     following : Layer
-        Block 2, whose pool decides how rows are laid out.
+        Block 2. Its pool decides how rows are laid out.
     frame : Frame
-        Whether what follows the text's end counts.
+        Whether the network also computes positions after the end of a text.
     at : LookupTile
-        How thread blocks divide the work.
+        The tile, which says how thread blocks divide the work.
 
     """
     text = "true" if frame == "text" else "false"
@@ -157,8 +160,9 @@ def lookup_kernel(stored: Storage, layer: Layer, following: Layer, frame: Frame,
 
 @cache
 def product_kernel(stored: Storage, layer: Layer, at: ProductTile, activation: Activation | None = None) -> Kernel:
-    """The product of a convolution or linear layer; with ReLU and pool where no norm comes before them, or with the
-    activation of an encoder.
+    """Return the kernel of the product of a convolution or linear layer.
+
+    It includes ReLU and pool if no norm comes before them, or the activation of an encoder.
     """
     follows = activation or ("true" if layer.product_relu else "false")
     elements = (stored.read_by(layer), stored.written_by(layer))
@@ -166,7 +170,7 @@ def product_kernel(stored: Storage, layer: Layer, at: ProductTile, activation: A
 
 
 def _tiled(layer: Layer, elements: tuple[Element, Element], shape: tuple[object, ...], at: Tile) -> Kernel:
-    """elements: in which a kernel computes or reads, and in which it writes."""
+    """Return the kernel of a layer with a tile. elements: the type that it computes in or reads, and that it writes."""
     launch = at.launch(layer)
     names = (element.name for element in at.elements(*elements))
     arguments = ", ".join(map(str, (*names, *shape, *at.arguments(layer), launch)))
@@ -175,7 +179,10 @@ def _tiled(layer: Layer, elements: tuple[Element, Element], shape: tuple[object,
 
 @cache
 def norm_kernel(stored: Storage, architecture: str, layer: Layer) -> Kernel:
-    """Block 6's norm, ReLU and pool; γ and β in shared memory where an SM has room for two thread blocks' worth."""
+    """Return the kernel of block 6's norm, ReLU and pool.
+
+    γ and β are in shared memory if an SM has room for those of two thread blocks.
+    """
     launch = Launch(WARPS * WARP, 2 * layer.rows_out * layer.outputs * stored.norms.bytes)
     if launch.shared_bytes > shared_limit(architecture) // 2 - 1024:
         launch = Launch(WARPS * WARP)
@@ -186,8 +193,11 @@ def norm_kernel(stored: Storage, architecture: str, layer: Layer) -> Kernel:
 
 @cache
 def ngrams_kernel(kinds: Kinds, bits: int, classes: int) -> Kernel:
-    """A warp has an article in shared memory, as symbols of two bytes between two white spaces, and counts of buckets:
-    in 32 bits where a bucket's number and the count of all n-grams fit. bits: of the number of a bucket.
+    """Return the kernel that scores n-grams.
+
+    A warp has one article in shared memory, as symbols of two bytes with a white space at either end, and counts of
+    buckets. An entry has 32 bits if the number of a bucket and the count of all n-grams fit, else 64 bits. bits: the
+    width of a bucket's number.
     """
     low, high = kinds.characters
     most = max(kinds.words, high - low + 1) * (kinds.reads + 1)
@@ -207,7 +217,7 @@ def head_kernel(stored: Storage, layer: Layer) -> Kernel:
 
 @cache
 def alone_kernel(classes: int) -> Kernel:
-    """Scores and labels of n-grams alone, and the articles about which the network is asked."""
+    """Return the kernel that scores and labels by n-grams alone, and lists the articles that the network must score."""
     warps = next(warps for warps in (8, 4, 2, 1) if 4 * warps * classes <= _ALONE_SHARED)
     expression = f"ngrams_alone<{warps}, {4 * warps}>"
     return Kernel("n-grams alone", "common/head.cu", expression, warps * WARP, 4 * warps * classes)
@@ -219,13 +229,13 @@ def gather_kernel() -> Kernel:
 
 
 def branch_kernels(kinds: Kinds, bits: int, classes: int) -> list[Kernel]:
-    """Every kernel that a model of n-grams alone launches, in order."""
+    """Return every kernel that a model of n-grams alone launches, in order."""
     return [encode_kernel(), count_kernel(), ngrams_kernel(kinds, bits, classes), alone_kernel(classes)]
 
 
 @cache
 def fasttext_kernel(shape: FastTextShape) -> Kernel:
-    """The mean rows of texts, each by a warp."""
+    """Return the kernel that computes the mean row of each text, a warp for each text."""
     instance = f"{WARPS}, {shape.lanes}, {shape.columns}, {'int' if shape.bits == 32 else 'short'}"
     return Kernel("fasttext", "common/fasttext.cu", f"fasttext<{instance}>")
 
@@ -242,8 +252,9 @@ def tree_kernel() -> Kernel:
 
 
 def fasttext_kernels(shape: FastTextShape, classes: int) -> list[Kernel]:
-    """Every kernel that a model of fastText's launches, in order; those between the first two and the last if it needs
-    them.
+    """Return every kernel that a fastText model launches, in order.
+
+    A model launches those between the second and the last only if it needs them.
     """
     return [count_kernel(), fasttext_kernel(shape), output_kernel(), tree_kernel(), alone_kernel(classes)]
 
@@ -309,7 +320,7 @@ def trim_texts_kernel() -> Kernel:
 
 
 def record_kernels() -> list[Kernel]:
-    """Those that find the records of a block, and their values."""
+    """Return the kernels that find the records of a block and their values."""
     return [
         find_changes_kernel(),
         find_insides_kernel(),
@@ -346,7 +357,10 @@ def strip_texts_kernel() -> Kernel:
 
 @cache
 def wordpiece_kernel(longest: int) -> Kernel:
-    """The tokens of texts, each by a thread. longest: code points of a word that is cut."""
+    """Return the kernel that makes tokens of texts, a thread for each text.
+
+    longest: the most code points in a word that is cut into tokens.
+    """
     launch = Launch(2 * WARP, 2 * WARP * longest * 4)
     return Kernel("tokens", "common/wordpiece.cu", f"wordpiece<{longest}, {launch}>", *launch)
 
@@ -373,21 +387,21 @@ def add_then_norm_kernel(element: Element, pitch: int) -> Kernel:
 
 @cache
 def attention_kernel(generation: str, element: Element, head: int, is_long: bool, is_windowed: bool = False) -> Kernel:
-    """The attention of texts over themselves.
+    """Return the kernel of the attention of texts over themselves.
 
     Parameters
     ----------
     generation : str
         The kernel generation, such as "sm90".
     element : Element
-        What rows are stored in.
+        The type in which rows are stored.
     head : int
-        Values of a head's vector, 32 or 64.
+        The number of values in a head's vector, 32 or 64.
     is_long : bool
-        For texts of more than ATTENTION_ROWS, of which a block has twice as many queries: by twice the warps, or in
-        `sm80` twice as many by each.
+        Whether texts have more than ATTENTION_ROWS tokens. A block then has twice as many queries: it has twice the
+        warps, or in `sm80` each warp has twice as many.
     is_windowed : bool
-        Whether tokens attend only to those near them. Masks take registers, so a warp has no more queries then.
+        Whether tokens attend only to tokens near them. Masks use registers, so a warp then has no more queries.
 
     """
     is_sm90, blocks = generation == "sm90", 2 if is_long else 1
@@ -402,7 +416,10 @@ def attention_kernel(generation: str, element: Element, head: int, is_long: bool
 
 @cache
 def distance_attention_kernel(element: Element, queries: int) -> Kernel:
-    """Attention that counts distances, for every generation. queries: of a block, as `distance_queries` says."""
+    """Return the kernel of attention that counts distances, for every generation.
+
+    queries: the number of queries in a block, from `distance_queries`.
+    """
     warps, ring = queries // 16, queries // ATTENTION_ROWS + 2
     tiles = queries // ATTENTION_ROWS + 2 * 2 + 2 * ring  # queries, keys and values, keys and queries of distances
     launch = Launch(warps * WARP, tiles * ATTENTION_ROWS * 2 * DISTANCE_HEAD)
@@ -411,20 +428,27 @@ def distance_attention_kernel(element: Element, queries: int) -> Kernel:
 
 
 def distance_queries(architecture: str) -> tuple[int, int]:
-    """Queries of a block, for texts of up to ATTENTION_ROWS tokens and for longer ones: twice as many, if they fit."""
+    """Return the number of queries in a block, for texts of up to ATTENTION_ROWS tokens and for longer texts.
+
+    The second is twice the first if shared memory has room.
+    """
     fits = shared_limit(architecture) >= 7 * 2 * ATTENTION_ROWS * 2 * DISTANCE_HEAD
     return ATTENTION_ROWS, ATTENTION_ROWS * (2 if fits else 1)
 
 
 @cache
 def encoder_head_kernel(element: Element, most: int, texts: int) -> Kernel:
-    """most: values of the longest vector. texts: of a block, which reads the head's weights once for all."""
+    """Return the kernel of an encoder's head.
+
+    most: the number of values in the longest vector. texts: the number of texts in a block, which reads the head's
+    weights once for all of them.
+    """
     instance = f"head<{element.name}, {2 * WARPS}, {texts}>"
     return Kernel("head", "common/encoder.cu", instance, 2 * WARPS * WARP, 8 * texts * most)
 
 
 def _pieces(pitch: int) -> int:
-    """Vectors of eight values that a lane has of a row."""
+    """Return how many vectors of eight values of a row each lane holds."""
     return -(-pitch // (8 * WARP))
 
 
@@ -432,24 +456,25 @@ def encoder_kernels(
     generation: str, precision: str, architecture: str, pitch: int, head: int, longest: int | None,
     activations: Sequence[Activation] = ACTIVATIONS, counts_distances: bool = False,
 ) -> list[Kernel]:  # fmt: skip
-    """Every kernel that an encoder may launch; its products differ in the activation alone.
+    """Return every kernel that an encoder may launch. Its products differ only in the activation.
 
     Parameters
     ----------
     generation, precision, architecture : str
-        As of `network_kernels`.
+        See `network_kernels`.
     pitch : int
-        Values of a row.
+        The number of values in a row.
     head : int
-        Values of a head's vector, 32 or 64.
+        The number of values in a head's vector, 32 or 64.
     longest : int or None
-        Code points of a word that is cut; None where the host makes the tokens.
+        The most code points in a word that is cut into tokens; None if the host makes the tokens.
     activations : sequence of str
-        What may follow a product.
+        The activations that may follow a product.
     counts_distances : bool
-        Whether attention does so.
+        Whether attention counts distances.
 
     """
+    # The first vectors and the norms.
     of = generation, precision, architecture
     stored = STORAGE[generation][precision]
     element, layers = stored.features, [encoder_layer("", pitch, outputs) for outputs in dense_outputs(*of)]
@@ -460,8 +485,10 @@ def encoder_kernels(
     if counts_distances:
         kernels += [embed_tokens_kernel(element, pitch)]
         kernels += [distance_attention_kernel(element, queries) for queries in distance_queries(architecture)]
+    # The tokens, and attention without windows or distances.
     kernels += [] if longest is None else [wordpiece_kernel(longest)]
     kernels += [attention_kernel(generation, element, head, is_long) for is_long in (False, True)]
+    # The products. Only the first width of outputs has an activation.
     for number, layer in enumerate(layers):
         follows = activations if number == 0 else ("NONE",)
         kernels += [product_kernel(stored, layer, product_tile(*of, layer), activation) for activation in follows]
@@ -471,7 +498,7 @@ def encoder_kernels(
 def network_kernels(
     generation: str, precision: str, architecture: str, layers: Sequence[Layer], frame: Frame
 ) -> list[Kernel]:
-    """Every kernel that a model launches, in order; the second only for batches with a long article.
+    """Return every kernel that a model launches, in order. Only batches with a long article need the second.
 
     Parameters
     ----------
@@ -484,7 +511,7 @@ def network_kernels(
     layers : sequence of Layer
         The layers of the network.
     frame : Frame
-        Whether what follows the text's end counts.
+        Whether the network also computes positions after the end of a text.
 
     """
     first, second, *_ = layers
@@ -501,10 +528,11 @@ def network_kernels(
 
 
 def largest_batch(generation: str, precision: str, architecture: str, layers: Sequence[Layer], frame: Frame) -> int:
-    """The most articles that a batch can hold, however much memory there is.
+    """Return the most articles that a batch can hold, however much memory there is.
 
-    Block 1 of 16 bits counts its output in vectors of eight channels, and in 32 bits. The products of `simt` and `sm80`
-    have a thread block for each tile of rows along their grid's second side; those of block 2 are the most.
+    There are two limits. Block 1 in 16 bits counts the vectors of eight channels of its output in 32-bit integers. The
+    products of `simt` and `sm80` have a thread block for each tile of rows along the second dimension of their grid.
+    Block 2 has the most tiles.
 
     Parameters
     ----------
@@ -515,9 +543,9 @@ def largest_batch(generation: str, precision: str, architecture: str, layers: Se
     architecture : str
         The GPU's architecture, such as "sm_90".
     layers : sequence of Layer
-        The layers of the network; one for a model of whole texts.
+        The layers of the network. A model of whole texts has one.
     frame : Frame
-        Whether what follows the text's end counts.
+        Whether the network also computes positions after the end of a text.
 
     """
     if len(layers) == 1:
@@ -531,9 +559,9 @@ def largest_batch(generation: str, precision: str, architecture: str, layers: Se
 
 
 def choose_generation(kernels: str, precision: str, capability: tuple[int, int]) -> tuple[str, str]:
-    """The kernel generation and precision for a GPU of a compute capability. kernels, precision: "auto" or a name.
+    """Return the kernel generation and precision for a GPU of a compute capability.
 
-    Raises UsageError where they do not fit each other or the GPU.
+    kernels, precision: "auto" or a name. Raises UsageError if they do not fit each other or the GPU.
     """
     best = "sm90" if capability[0] == 9 else "sm80" if capability >= (8, 0) else "simt"
     if kernels == "auto":
@@ -543,7 +571,7 @@ def choose_generation(kernels: str, precision: str, capability: tuple[int, int])
         if best == "simt" and precision in ("fp16", "bf16"):
             raise UsageError(f"{precision} needs compute capability 8.0, this GPU has {capability[0]}.{capability[1]}")
     needs = {"simt": (0, 0), "sm75": (7, 5), "sm80": (8, 0), "sm90": (9, 0)}[kernels]
-    # Beyond Hopper the products of sm75 are emulated, and spill.
+    # GPUs after Hopper emulate the products of sm75, whose registers then spill.
     newest = {"sm75": 9, "sm90": 9}.get(kernels, capability[0])
     if capability < needs or capability[0] > newest:
         raise UsageError(f"{kernels} kernels do not run on compute capability {capability[0]}.{capability[1]}")
@@ -558,10 +586,10 @@ def choose_generation(kernels: str, precision: str, capability: tuple[int, int])
 
 
 FIRST_CAPABILITY = (8, 0)
-"""The least compute capability for bf16, from which on training has kernels of its own."""
+"""The lowest compute capability with bf16. From here on training uses kernels of its own."""
 
 NUMBERS = ("float", "BFloat")
-"""What the other blocks compute in, in training."""
+"""The types in which the other blocks compute in training."""
 
 _TRAINING_FILE = "training/first_block.cu"
 
@@ -587,7 +615,7 @@ class FirstBlock:
 
 @cache
 def first_block(layer: Layer, rows: int, number: str) -> FirstBlock:
-    """The kernels of block 1 for groups of so many rows. number: one of NUMBERS."""
+    """Return the kernels of block 1 for groups of `rows` rows. number: one of NUMBERS."""
 
     def kernel(name: str, *arguments: object) -> Kernel:
         return Kernel(

@@ -1,7 +1,8 @@
-"""CUDA sources to cubins with NVRTC, through a cache on disk. It needs no GPU: any architecture is built anywhere.
+"""Compiles CUDA sources to cubins with NVRTC, through a cache on disk.
 
-A file of the cache is one kernel: the sha256 of what follows, a line about it in JSON, and its cubin. What runs on the
-GPU comes from there, so a cache that others may write to is not used, and a damaged file is compiled anew.
+This needs no GPU: any machine can compile for any architecture. A file of the cache holds one kernel: the sha256 of the
+rest of the file, a line of JSON about the kernel, and its cubin. This code runs on the GPU, so a cache that other users
+may write to is not used, and a kernel whose file is damaged is compiled again.
 """
 
 from __future__ import annotations
@@ -42,9 +43,9 @@ class Cubin:
     code : bytes
         The cubin.
     symbol : str
-        The kernel's name in it.
+        The name of the kernel in the cubin.
     log : str
-        What the compiler wrote, with ptxas's report.
+        The output of the compiler, with the report of ptxas.
 
     """
 
@@ -55,20 +56,20 @@ class Cubin:
 
 @dataclass(frozen=True)
 class Resources:
-    """What ptxas reports of a kernel.
+    """What ptxas reports about a kernel.
 
     Attributes
     ----------
     registers : int
-        32-bit registers a thread.
+        The number of 32-bit registers per thread.
     stack_bytes : int
-        Bytes of the stack frame of a thread.
+        The size of a thread's stack frame, in bytes.
     spill_bytes : int
-        Bytes of registers that a thread stores to local memory and loads again.
+        The bytes of registers that a thread spills: stores to local memory plus loads.
     shared_bytes : int
-        Bytes of static shared memory of a block.
+        The static shared memory of a block, in bytes.
     warnings : tuple of str
-        Lines of the log that may be warnings.
+        The lines of the log that may be warnings.
 
     """
 
@@ -85,8 +86,8 @@ def compile_kernel(
     """Compile a template instance, or find it in the cache.
 
     The cache key covers the source, everything it includes, the options and the version of the compiler. Processes that
-    need the same kernel at once wait for the first. Raises BroadsheetError with the compiler's log where it does not
-    compile, UsageError where NVRTC is missing or the cache cannot be written.
+    need the same kernel at the same time wait for the first of them. Raises BroadsheetError with the compiler's log if
+    the kernel does not compile, and UsageError if NVRTC is missing or the cache cannot be written.
 
     Parameters
     ----------
@@ -97,7 +98,7 @@ def compile_kernel(
     architecture : str
         The target, such as "sm_90a".
     cache : Path, optional
-        The folder of the cache; by default `cache_folder`.
+        The folder of the cache, by default `cache_folder`.
     folder : Path
         The folder of the sources.
 
@@ -119,14 +120,15 @@ def compile_kernel(
 
 @cache
 def kernel_here(file: str, expression: str, architecture: str) -> Cubin:
-    """The same as `compile_kernel` with its defaults, once a process."""
+    """Call `compile_kernel` with its defaults, and remember the result in this process."""
     return compile_kernel(file, expression, architecture)
 
 
 def compile_all(kernels: Iterable[tuple[str, str]], architecture: str) -> None:
-    """Compile kernels, file and expression of each, on all cores: one after the other, a model's take five seconds.
+    """Compile kernels on all cores. kernels: the file and the expression of each.
 
-    Workers that share a cache share the work: each kernel is compiled by the first that comes to it.
+    On one core, the kernels of a model take five seconds. Workers that share a cache share the work: the first worker
+    that needs a kernel compiles it.
     """
     with ThreadPoolExecutor(available_cores(), "broadsheet-compile") as pool:
         for _ in pool.map(lambda kernel: kernel_here(*kernel, architecture), kernels):
@@ -134,13 +136,13 @@ def compile_all(kernels: Iterable[tuple[str, str]], architecture: str) -> None:
 
 
 def cache_folder() -> Path:
-    """$BROADSHEET_CACHE_DIR, or `broadsheet` in the user's cache folder."""
+    """Return $BROADSHEET_CACHE_DIR, or `broadsheet` in the user's cache folder."""
     given = os.environ.get("BROADSHEET_CACHE_DIR")
     return Path(given) if given else Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "broadsheet"
 
 
 def resources(log: str) -> Resources:
-    """Parse ptxas's report (`-v`) in a compiler's log; its format is undocumented, the same from CUDA 12 to 13."""
+    """Parse the report of ptxas (`-v`) in a compiler's log. Its format is undocumented, and equal in CUDA 12 and 13."""
 
     def largest(pattern: str) -> int:
         return max((int(number) for number in re.findall(pattern, log)), default=0)
@@ -158,7 +160,7 @@ def resources(log: str) -> Resources:
 
 def _compile(folder: Path, file: str, expression: str, architecture: str) -> Cubin:
     try:
-        with _importing:  # imported by two threads at once, it would be incomplete in both
+        with _importing:  # if two threads import it at once, both see an incomplete module
             from cuda.core import Program, ProgramOptions
     except ImportError as error:
         raise UsageError(f"CUDA kernels are compiled with cuda-core: {install('cuda13')} ({error})") from error
@@ -167,15 +169,16 @@ def _compile(folder: Path, file: str, expression: str, architecture: str) -> Cub
     try:
         program = Program((folder / file).read_text(), "c++", options)
         built = program.compile("cubin", name_expressions=(expression,), logs=log)
-    except Exception as error:  # cuda.core's classes are its own private ones
+    except Exception as error:  # the exception classes of cuda.core are private
         raise BroadsheetError(f"{file}: {expression} does not compile for {architecture}:\n{error}") from error
     return Cubin(bytes(built.code), built.symbol_mapping[expression].decode(), log.getvalue())
 
 
 def _options(architecture: str) -> dict[str, Any]:
-    """The options that determine the code, apart from its source. SHARED_LIMIT: for common/launch.cuh.
+    """Return the options that determine the code, apart from its source.
 
-    From the driver's own cache NVRTC would return a cubin without ptxas's report.
+    common/launch.cuh reads SHARED_LIMIT. The cache of the driver is off, since NVRTC would return its cubins without
+    the report of ptxas.
     """
     limit = ("SHARED_LIMIT", str(shared_limit(architecture)))
     return {"std": "c++17", "ptxas_options": ["-v"], "define_macro": [limit], "no_cache": True}
@@ -199,9 +202,10 @@ def _key(folder: Path, file: str, expression: str, architecture: str) -> str:
 
 @lru_cache
 def compiler_name() -> str:
-    """E.g. "NVRTC 13.0.88", which with the architecture determines the machine code. Raises UsageError without NVRTC.
+    """Return the name and version of the compiler, such as "NVRTC 13.0.88". Raises UsageError if NVRTC is missing.
 
-    `nvrtcVersion` leaves out the last number, so that is taken from the first lines of what the compiler writes.
+    The version and the architecture determine the machine code. `nvrtcVersion` leaves out the last number, so this
+    function compiles an empty program and reads the number from the first lines of its PTX.
     """
     try:
         from cuda.bindings import nvrtc
@@ -226,7 +230,7 @@ def compiler_name() -> str:
 
 
 def _is_ours(cache: Path) -> bool:
-    """Whether the cache, which is created where it is missing, is this user's and nobody else may write to it."""
+    """Create the cache if it is missing. Return whether it belongs to this user and nobody else may write to it."""
     try:
         cache.mkdir(mode=0o700, parents=True, exist_ok=True)
         about = cache.stat()
@@ -254,7 +258,7 @@ def _no_cache(cache: Path, error: OSError) -> UsageError:
 
 @contextmanager
 def _locked(cache: Path, key: str) -> Iterator[None]:
-    """One process of this machine at a time; the lock is released when the process that holds it ends."""
+    """Let one process of this machine at a time compile a kernel. The lock ends with the process that holds it."""
     try:
         with open(cache / f"{key}.lock", "w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
@@ -264,7 +268,7 @@ def _locked(cache: Path, key: str) -> Iterator[None]:
 
 
 def _read(path: Path) -> Cubin | None:
-    """A kernel of the cache; None where it is missing, damaged, or not written by this user."""
+    """Return a kernel of the cache, or None if it is missing, damaged, or not written by this user."""
     try:
         with open(path, "rb") as file:
             data = file.read() if _only_we_write(os.fstat(file.fileno())) else b""
@@ -279,7 +283,7 @@ def _read(path: Path) -> Cubin | None:
 
 
 def _write(path: Path, cubin: Cubin, kernel: str) -> None:
-    """Write under another name, fsync and rename: a reader, on any machine, sees the whole file or none."""
+    """Write a kernel under another name, fsync and rename. So readers on any machine see the whole file or no file."""
     about = {"kernel": kernel, "symbol": cubin.symbol, "log": cubin.log}
     rest = json.dumps(about).encode() + b"\n" + cubin.code
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=path.name)  # of mode 0600

@@ -1,11 +1,11 @@
-"""Calls of CUDA's driver that keep Python's interpreter lock.
+"""Calls of the CUDA driver that keep Python's interpreter lock (GIL).
 
 CuPy releases the lock during each call, and another thread may take it. A batch makes some twenty calls of a few
 microseconds each. In a worker where many threads want the lock, the thread that feeds the GPU would wait for it twenty
 times. None of these calls waits for the GPU.
 
-https://docs.nvidia.com/cuda/cuda-driver-api/. The driver takes CuPy's streams and events, which are the runtime's. It
-needs the GPU's context to be current in the calling thread: see `make_current`.
+The functions are documented at https://docs.nvidia.com/cuda/cuda-driver-api/. The driver accepts CuPy's streams and
+events, although the runtime made them. The GPU's context must be current in the calling thread: see `make_current`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _ARGUMENTS = {
     "cuMemsetD8Async": (ctypes.c_uint64, ctypes.c_ubyte, ctypes.c_size_t, ctypes.c_void_p),
     "cuLaunchKernel": (
         ctypes.c_void_p,
-        *(ctypes.c_uint,) * 7,  # blocks and threads along three sides, and bytes of shared memory
+        *(ctypes.c_uint,) * 7,  # blocks and threads along three dimensions, and bytes of shared memory
         ctypes.c_void_p,
         ctypes.POINTER(ctypes.c_void_p),
         ctypes.c_void_p,
@@ -42,23 +42,23 @@ for _name, _types in _ARGUMENTS.items():
 
 
 def make_current() -> None:
-    """Make the context of the current GPU that of this thread: CuPy leaves that to the first call of the runtime."""
+    """Make the context of the current GPU current in this thread. The first call of the CUDA runtime does this."""
     cp.cuda.runtime.free(0)
 
 
 def copy(to: int, source: int, size: int, stream: cp.cuda.Stream) -> None:
-    """Begin to copy bytes between addresses of the GPU and of page-locked memory, in any direction."""
+    """Start to copy bytes between addresses of the GPU and of page-locked memory, in any direction."""
     if size:
         _check(_driver.cuMemcpyAsync(to, source, size, stream.ptr))
 
 
 def record(event: cp.cuda.Event, stream: cp.cuda.Stream) -> None:
-    """Record an event once the GPU has done all that the stream was given."""
+    """Record an event, which is reached once the GPU has finished all earlier work of the stream."""
     _check(_driver.cuEventRecord(event.ptr, stream.ptr))
 
 
 def wait(stream: cp.cuda.Stream, event: cp.cuda.Event) -> None:
-    """Have a stream wait for an event."""
+    """Make a stream wait for an event."""
     _check(_driver.cuStreamWaitEvent(stream.ptr, event.ptr, 0))
 
 
@@ -68,22 +68,22 @@ def launch(graph: Any, stream: cp.cuda.Stream) -> None:
 
 
 def clear(memory: cp.ndarray, stream: cp.cuda.Stream) -> None:
-    """Begin to fill a contiguous array with zeros."""
+    """Start to fill a contiguous array with zeros."""
     if memory.nbytes:
         _check(_driver.cuMemsetD8Async(memory.data.ptr, 0, memory.nbytes, stream.ptr))
 
 
 def start(kernel: Any, blocks: int, threads: int, arguments: Sequence[Any], stream: cp.cuda.Stream) -> None:
-    """Launch a kernel without shared memory of its own.
+    """Launch a kernel without dynamic shared memory.
 
     Parameters
     ----------
     kernel : cupy.cuda.Function
         The kernel.
     blocks, threads : int
-        Thread blocks of the grid, and threads of a block.
-    arguments : sequence of cupy.ndarray, or of scalars or arrays of NumPy
-        Arrays of CuPy are given as addresses, all others by value.
+        The number of thread blocks in the grid, and of threads in a block.
+    arguments : sequence of cupy.ndarray, or of NumPy scalars or arrays
+        The arguments. The kernel gets the addresses of CuPy arrays, and all others by value.
     stream : cupy.cuda.Stream
         The stream.
 
@@ -101,13 +101,13 @@ def _value(argument: Any) -> Any:
 
 
 def milliseconds(first: cp.cuda.Event, last: cp.cuda.Event) -> float:
-    """The time from one event to another, both of which the GPU has reached."""
+    """Return the time between two events. The GPU must have reached both."""
     found = ctypes.c_float()
     _check(_driver.cuEventElapsedTime(ctypes.byref(found), first.ptr, last.ptr))
     return found.value
 
 
 def _check(status: int) -> None:
-    """Raise CUDADriverError for a call that failed."""
+    """Raise CUDADriverError if a call failed."""
     if status:
         raise cp.cuda.driver.CUDADriverError(status)

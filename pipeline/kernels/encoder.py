@@ -1,8 +1,10 @@
-"""An encoder on a GPU: from the bytes of texts to logits or vectors. `model/encoder.py` is the specification.
+"""An encoder on a GPU, which turns the bytes of texts into logits or vectors. `model/encoder.py` is the specification.
 
-Texts become tokens many at a time. As many texts as fill the rows that there is room for are then computed together,
-one after another without padding; each value depends on its own text alone. While the GPU computes, the host plans what
-comes next, and makes the tokens of the next texts where a stored tokenizer makes them.
+    tokens -> embedding -> layers (queries -> attention -> mix -> norm -> inner -> outer -> norm) -> head
+
+Tokens are made for many texts at once. Then as many texts as the buffers have rows for are computed together, one after
+another without padding. Each value depends only on its own text. While the GPU computes, the host plans the next texts,
+and makes their tokens if a stored tokenizer makes them.
 """
 
 from __future__ import annotations
@@ -45,26 +47,29 @@ Floats = NDArray[np.float32]
 Integers = NDArray[np.int64]
 Timed = Callable[[str], AbstractContextManager[object]]
 MakeTokens = Callable[[NDArray[np.uint8], Integers], Tokens]
-"""Makes tokens on the host: of texts as in `WordPiece.of_texts`."""
+"""A function that makes tokens of texts on the host. See `WordPiece.of_texts`."""
 
 _ROWS_OF_AN_SM = 512
-"""Tokens that are computed together, by the number of SMs: so many that a last wave of tiles hardly counts."""
+"""The tokens that are computed together, for each SM. With so many, the last wave of tiles hardly matters."""
 
 _HEADS, _BLOCKS_OF_AN_SM = 4, 16
-"""Of attention: heads that a block goes through, fewer where there would not be so many blocks."""
+"""For attention: the heads that a block goes through, and the blocks per SM below which it goes through fewer."""
 
 _HEAD_VALUES = 2048
-"""Of the longest vector of a head, where a block has room for several texts."""
+"""The most values in the longest vector of a head for which a block has room for several texts."""
 
 _TEXTS, _BYTES = 1 << 14, 1 << 25
-"""Of texts that become tokens together on the GPU."""
+"""The most texts, and the most bytes, that become tokens together on the GPU."""
 
 _HOST_BYTES = 1 << 19
-"""Of texts that become tokens together on the host: some 100,000 tokens, so that the GPU soon has the first of them."""
+"""The most bytes of text that become tokens together on the host.
+
+These are about 100,000 tokens, so that the GPU can start soon.
+"""
 
 
 class DeviceEncoder:
-    """An encoder's weights and working memory on the current device.
+    """The weights and the working memory of an encoder on the current device.
 
     Parameters
     ----------
@@ -73,7 +78,7 @@ class DeviceEncoder:
     ops : Operations
         The operations of a generation and precision.
     rows : int, optional
-        Tokens that are computed together, at least those of one text. By default what keeps the SMs of a GPU busy.
+        The most tokens that are computed together, at least those of one text. By default enough to keep all SMs busy.
 
     """
 
@@ -82,6 +87,7 @@ class DeviceEncoder:
         settings, weights = encoder.settings, encoder.weights
         self._element = ops.stored.features
         of = ops.generation, ops.precision, ops.architecture
+        # Compile and load every kernel.
         shape = encoder_shape(encoder, dense_outputs(*of))
         assert shape is not None
         self._shape = shape
@@ -95,13 +101,15 @@ class DeviceEncoder:
         self._queries = ATTENTION_ROWS, 2 * ATTENTION_ROWS
         if counts_distances:
             self._queries = catalog.distance_queries(ops.architecture)
+        # Choose the number of rows that are computed together.
         self._layers = {layer.name: layer for layer in shape.layers}
         pitches = {"x": shape.pitch, "mixed": self._layers["mix"].inputs, "inner": self._layers["outer"].inputs}
         pitches |= {name: self._layers[name].outputs for name in ("queries", "outer")}
         if settings.is_pre_norm:
             pitches["normed"] = shape.pitch
-        # Kernels count what is stored in 32 bits.
+        # Kernels index the buffers with 32-bit integers.
         self._rows = max(min(rows or _ROWS_OF_AN_SM * ops.sms, ((1 << 32) - 1) // max(pitches.values())), settings.most)
+        # Copy the weights to the GPU, and allocate the buffers.
         self._stream = cp.cuda.Stream(non_blocking=True)
         self._tokenizing = ThreadPoolExecutor(1, "broadsheet-tokens")
         with self._stream:
@@ -133,7 +141,7 @@ class DeviceEncoder:
         self._vocabulary = vocabulary_record(tokens, tables, [table.data.ptr for table in self._tables])
 
     def _upload_turns(self) -> None:
-        """The angles of each kind of rotary embeddings, and room for the place of each row."""
+        """Copy the angles of each kind of rotary embeddings to the GPU, and allocate the places of rows."""
         rotary, queries = self.encoder.settings.rotary, self._layers["queries"].outputs
         self._row_places = cp.zeros(1 if self.encoder.settings.has_places else self._rows, np.int32)
         self._turns = {one: cp.asarray(turn_table(self.encoder, one)) for one in {*rotary}}
@@ -159,21 +167,22 @@ class DeviceEncoder:
         Parameters
         ----------
         data, offsets : uint8 [bytes], int64 [N + 1]
-            The texts, as in `WordPiece.of_texts`; `data` may be CuPy's.
+            The texts, as in `WordPiece.of_texts`. `data` may be a CuPy array.
         is_logits : bool
-            Whether the logits are wanted, or the vectors.
+            Whether to return logits, or vectors.
         timed : callable
-            Is called with the name of a step, and encloses it.
+            A function that returns a context manager for the step with a given name.
         heads : sequence of DeviceEncoder
-            Encoders with the same trunk on the same device, whose heads are computed; by default this one's.
+            Encoders with the same trunk on the same device, whose heads are computed. By default only this one.
         make_tokens : callable, optional
-            Is called, in a thread of its own, where the host makes the tokens. By default the encoder's `tokens_of`.
+            The function that makes tokens if the host makes them. It is called in a thread of its own. By default the
+            encoder's `tokens_of`.
 
         Returns
         -------
         float32 [N, outputs], bool [N]
-            Of all heads side by side: the logits without the model's bias, or the vectors; and which texts have more
-            tokens than are read.
+            The logits without the model's bias, or the vectors, of all heads side by side. And whether each text has
+            more tokens than the encoder reads.
 
         """
         heads = heads or (self,)
@@ -189,13 +198,13 @@ class DeviceEncoder:
                 computed = [(tokens, self._vectors(tokens, is_logits, timed, heads)) for tokens in groups]
                 for tokens, vectors in computed:
                     parts.append((vectors.get(), tokens.is_cut.get().astype(np.bool_)))
-            finally:  # what is copied to the host may be under way
+            finally:  # a copy to the host may be in flight
                 self._stream.synchronize()
         found, is_cut = zip(*parts, strict=True)
         return np.concatenate(found), np.concatenate(is_cut)
 
     def _tokens_by_gpu(self, data: Any, offsets: Integers, timed: Timed) -> Iterator[DeviceTokens]:
-        """The tokens of groups of texts. Those of the next group are begun before one is computed."""
+        """Yield the tokens of groups of texts. The next group's tokens are started before a group is computed."""
         waiting: DeviceTokens | None = None
         for first, last in _groups(offsets, _BYTES, _TEXTS):
             with timed("tokens"):
@@ -207,7 +216,7 @@ class DeviceEncoder:
             yield waiting
 
     def _tokens_by_host(self, data: Any, offsets: Integers, make_tokens: MakeTokens) -> Iterator[DeviceTokens]:
-        """The same, by a thread of the host: it makes those of the next group while the GPU computes."""
+        """Yield the tokens of groups of texts. A thread of the host makes the next group's while the GPU computes."""
         on_host = cp.asnumpy(data)
 
         def made(group: tuple[int, int]) -> Tokens:
@@ -219,7 +228,7 @@ class DeviceEncoder:
             yield self._uploaded_tokens(found)
 
     def tokens(self, data: Any, offsets: Integers) -> DeviceTokens:
-        """Begin to make tokens of texts on the GPU: on CuPy's current stream, whose order they have."""
+        """Start to make tokens of texts on the GPU, on CuPy's current stream."""
         most, texts = self.encoder.settings.most, len(offsets) - 1
         rooms = np.concatenate([[0], np.cumsum(np.minimum(most, 2 + self._most_tokens * np.diff(offsets)))[:-1]])
         size = int(rooms[-1]) + most
@@ -240,7 +249,7 @@ class DeviceEncoder:
         return DeviceTokens(ids, None, rooms_there, on_host, is_cut, done)
 
     def _uploaded_tokens(self, found: Tokens) -> DeviceTokens:
-        """Begin to copy tokens to the GPU, with their places where padding that is spelled out changes these."""
+        """Start to copy tokens to the GPU, with their places if padding tokens in the text change these."""
         places = None
         if self.encoder.settings.padding is not None:
             places = cp.asarray(self.encoder.places_of(found.ids, found.ends).astype(np.int32))
@@ -252,12 +261,12 @@ class DeviceEncoder:
     def _vectors(
         self, tokens: DeviceTokens, is_logits: bool, timed: Timed, heads: Sequence[DeviceEncoder]
     ) -> cp.ndarray:
-        """Begin what computes texts that have their tokens: float32 [texts, outputs of all heads].
+        """Start to compute texts from their tokens. Return float32 [texts, outputs of all heads].
 
         Parameters
         ----------
         tokens, is_logits, timed, heads
-            As of `compute`.
+            See `compute`.
 
         """
         if tokens.done is not None:
@@ -283,8 +292,9 @@ class DeviceEncoder:
         return outs[0] if len(outs) == 1 else cp.concatenate(outs, axis=1)
 
     def _encoded(self, tokens: DeviceTokens, first: int, ends: NDArray[np.int32], timed: Timed) -> cp.ndarray:
-        """Leave the vectors of texts from `first` on, which end at `ends`, in a buffer, "normed" where norms
-        come first and else "x"; returns `ends` there.
+        """Compute the vectors of texts from `first` on, which end at `ends`. Return `ends` on the GPU.
+
+        The vectors are then in the buffer "normed" if norms come first, and else in "x".
         """
         short, long = self._queries
         arrays = [ends, *_shares(np.diff(ends), False, short), *_shares(np.diff(ends), True, long)]
@@ -300,7 +310,7 @@ class DeviceEncoder:
         return of_ends
 
     def _embed(self, tokens: DeviceTokens, first: int, ends: cp.ndarray, longest: int) -> None:
-        """Leave the first vectors in "x". longest: tokens of the longest text."""
+        """Compute the first vectors to the buffer "x". longest: the number of tokens of the longest text."""
         weights, element, pitch = self._weights, self._element, self._shape.pitch
         norm, x = (*self._norm("norm"), *self._sizes()), self._buffers["x"]
         ids, rooms, embedding = tokens.ids, tokens.rooms[first:], weights["embedding"]
@@ -313,7 +323,7 @@ class DeviceEncoder:
         self._ops.launch(kernel, (len(ends) - 1, of_text), arguments)
 
     def _layers_norm_last(self, batch: _Batch) -> None:
-        """As BERT has them: vectors are normalised after attention, and after the two products."""
+        """Compute all layers as in BERT, where vectors are normalised after attention and after the two products."""
         x, mixed, inner = (self._buffers[name] for name in ("x", "mixed", "inner"))
         for layer in range(self.encoder.settings.layers):
             self._product(batch, layer, "queries", x)
@@ -325,10 +335,13 @@ class DeviceEncoder:
             self._add_norm(batch, f"{layer}.norm2")
 
     def _layers_norm_first(self, batch: _Batch) -> None:
-        """As ModernBERT has them: what products read is normalised, and what they make is added to what is not."""
+        """Compute all layers as in ModernBERT.
+
+        Products read normalised vectors, and their outputs are added to the vectors before normalisation.
+        """
         normed, mixed, inner = (self._buffers[name] for name in ("normed", "mixed", "inner"))
         layers = self.encoder.settings.layers
-        read = self._buffers["x"]  # which is normalised at first
+        read = self._buffers["x"]  # the first vectors are already normalised
         for layer in range(layers):
             self._product(batch, layer, "queries", read)
             self._attention(batch, layer)
@@ -385,7 +398,7 @@ class DeviceEncoder:
                     )  # fmt: skip
 
     def _add_norm(self, batch: _Batch, name: str) -> None:
-        """Add what a product left in "outer" to "x", and normalise: "x" itself, or into "normed"."""
+        """Add the product in "outer" to "x". Then normalise "x" in place, or into "normed" if norms come first."""
         element, pitch, buffers = self._element, self._shape.pitch, self._buffers
         arguments: tuple[Any, ...] = (
             buffers["x"], buffers["outer"], np.int32(batch.rows), *self._norm(name), *self._sizes(),
@@ -398,7 +411,7 @@ class DeviceEncoder:
             self._ops.launch(kernel, (-(-batch.rows // catalog.WARPS),), arguments)
 
     def close(self) -> None:
-        """End the thread that makes tokens."""
+        """Stop the thread that makes tokens."""
         self._tokenizing.shutdown()
 
     def _norm(self, name: str) -> tuple[cp.ndarray, cp.ndarray]:
@@ -414,13 +427,13 @@ class _Batch(NamedTuple):
     Attributes
     ----------
     rows : int
-        Their tokens.
+        The number of their tokens.
     ends : int32 [texts + 1]
-        Rows of each text.
+        The first row of each text, and the end of the last.
     shares : list of int32
-        What blocks of attention compute, as `_shares` returns it of short texts, and then of long ones.
+        The shares of the blocks of attention: the result of `_shares` for short texts, and then for long ones.
     timed : callable
-        As of `DeviceEncoder.compute`.
+        See `DeviceEncoder.compute`.
 
     """
 
@@ -431,22 +444,22 @@ class _Batch(NamedTuple):
 
 
 class DeviceTokens(NamedTuple):
-    """Of some texts.
+    """The tokens of some texts on the GPU.
 
     Attributes
     ----------
     ids : int32
-        Tokens, those of text i from ``rooms[i]`` on.
+        The tokens. Those of text i begin at ``rooms[i]``.
     places : int32, or None
-        Of each token, which place's vector is added; None where that is its number in its text.
+        The place of each token, whose vector is added. None if it is the token's number in its text.
     rooms : int64 [texts]
-        Where they begin.
+        Where the tokens of each text begin.
     counts : int32 [texts]
-        How many each has, on the host once `done` has happened.
+        The number of tokens of each text, on the host. It is valid after `done`.
     is_cut : uint8 [texts]
-        1 where a text has more.
+        1 if a text has more tokens.
     done : Event, or None
-        After which `counts` are there; None where they are there already.
+        The event after which `counts` is valid, or None if it already is.
 
     """
 
@@ -459,16 +472,16 @@ class DeviceTokens(NamedTuple):
 
 
 def _shares(sizes: NDArray[np.int32], is_long: bool, rows: int) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
-    """Of texts that are long, or of the others: which text each block of attention computes, and its first query.
+    """Return which text each block of attention computes, and its first query, for long texts or for the others.
 
     Parameters
     ----------
     sizes : int32 [texts]
-        Their tokens.
+        The number of tokens of each text.
     is_long : bool
-        Of which texts: those of more than ATTENTION_ROWS tokens, or the others.
+        Whether to divide the texts of more than ATTENTION_ROWS tokens, or the others.
     rows : int
-        Queries of a block.
+        The number of queries in a block.
 
     """
     blocks = np.where((sizes > ATTENTION_ROWS) == is_long, -(-sizes // rows), 0)
@@ -478,9 +491,10 @@ def _shares(sizes: NDArray[np.int32], is_long: bool, rows: int) -> tuple[NDArray
 
 
 def _groups(ends: Integers, room: int, most: int) -> Iterator[tuple[int, int]]:
-    """First and last of texts that are taken together: as many as there is room for, `most` at most, and one at least.
+    """Yield the first text of each group, and the one after its last.
 
-    ends: int64 [texts + 1], of bytes or rows.
+    A group has as many texts as there is room for, at most `most` and at least one. ends: int64 [texts + 1], where each
+    text begins in bytes or rows, and where the last ends.
     """
     first, count = 0, len(ends) - 1
     while first < count:

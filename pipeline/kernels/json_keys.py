@@ -17,25 +17,25 @@ EDGE = np.dtype([("begin", "<i4"), ("size", "<i4"), ("node", "<i4")])
 
 @dataclass(frozen=True)
 class JsonKeys:
-    """Wanted keys as a tree. Node 0 is the object of a record; an edge is a key, and leads to the node of its value.
+    """The wanted keys as a tree. Node 0 is the object of a record. An edge is a key, and leads to its value's node.
 
     Attributes
     ----------
     names : ndarray
         uint8, the UTF-8 of all keys.
     first : ndarray
-        int32 [nodes + 1]: the edges of node n are ``edges[first[n]:first[n + 1]]``.
+        int32 [nodes + 1], such that the edges of node n are ``edges[first[n]:first[n + 1]]``.
     edges : ndarray
-        `EDGE` [nodes - 1]: where the key is in `names`, and the node to which it leads.
+        `EDGE` [nodes - 1]: the place of the key in `names`, and the node to which it leads.
     columns : ndarray
-        int32 [nodes], the column of the value at each node; -1 where it has none, -2 where records that have the key
-        are left to the host.
+        int32 [nodes], the column of the value at each node. It is -1 if the node has no column, and -2 if the host must
+        read the records that have the key.
     below : ndarray
-        uint32 [nodes], a bit for each column of a node, and of the nodes to which it leads.
+        uint32 [nodes], a bit for each column of a node and of all nodes to which it leads.
     texts, needed : int
-        A bit for each column that must be a string, and for each that must be there.
+        A bit for each column that must be a string, and a bit for each column that must be present.
     is_every_key : bool
-        Whether a record that has another key, which is not null, is left to the host.
+        Whether the host must read a record that has another key whose value is not null.
 
     """
 
@@ -71,26 +71,28 @@ class _Node:
 def json_keys(
     columns: Sequence[str], texts: Sequence[str], needed: Sequence[str], is_every_key: bool
 ) -> JsonKeys | None:
-    """The tree of the columns that a job uses; None where there are too many, or one is within another.
+    """Return the tree of the columns that a job uses, or None if there are too many or one is within another.
 
-    A name with dots is a key, or leads through objects. Where a record has such a key itself, the host decides.
+    A name with dots is either a key or a path through objects. If a record has such a key itself, the host reads it.
 
     Parameters
     ----------
     columns : sequence of str
-        The columns, each once.
+        The columns, without duplicates.
     texts, needed : sequence of str
-        Those that must be strings, and those that every record must have.
+        The columns that must be strings, and the columns that every record must have.
     is_every_key : bool
-        As of `JsonKeys`.
+        See `JsonKeys`.
 
     """
+    # Build the tree.
     root = _Node()
     for number, name in enumerate(columns):
         node = root.at(name.split("."))
         node.column = number
         if "." in name:
             root.at([name]).column = _REFUSED
+    # Number the nodes level by level, and refuse trees that the kernel cannot walk.
     nodes = [root]
     for node in nodes:
         nodes += node.children.values()
@@ -98,6 +100,7 @@ def json_keys(
         return None
     if any(node.column >= 0 and node.children for node in nodes):
         return None
+    # Write the tree to flat arrays.
     names = bytearray()
     first, edges = [0], []
     for node in nodes:

@@ -1,11 +1,10 @@
-"""An engine's memory, on the GPU and page-locked on the host, planned from the layer table before anything is
-allocated. Needs no GPU.
+"""Plans the memory of an engine, on the GPU and page-locked on the host, before anything is allocated. Needs no GPU.
 
-It is counted in units, the twin of common/packing.cuh. A unit is a row of block 2's pooled output, and what the other
-blocks have in its place. An article has one for each such row that its text reaches, and `CLOSING` more. In the dense
-frame every article reaches all rows.
+The plan follows from the layer table. Memory is counted in units, as in common/packing.cuh. A unit is a row of block
+2's pooled output, and the rows of the other blocks that correspond to it. An article has a unit for each such row that
+its text reaches, and `CLOSING` more. In the dense frame every article reaches all rows.
 
-The text of a batch and its offsets are one run of bytes, and its results are another, so that one copy takes all of it.
+The text of a batch and its offsets are one run of bytes, and its results are another, so that one copy moves each.
 """
 
 from __future__ import annotations
@@ -31,35 +30,39 @@ from .tables import fasttext_bytes, ngram_bytes
 CLOSING = 2
 
 _SHORT = 4
-"""Articles in a batch of the text frame for each one of full length that there is room for. News articles reach a
-quarter of the frame.
+"""The number of articles in a batch of the text frame, for each article of full length that there is room for.
+
+News articles reach a quarter of the frame.
 """
 
 
 class Capacity(NamedTuple):
-    """What the buffers of a batch have room for."""
+    """The most articles and units that the buffers of a batch have room for."""
 
     articles: int
     units: int
 
 
 def most_units(layers: Sequence[Layer]) -> int:
-    """Units of an article of full length. Whole texts need none: their number and their bytes bound a batch."""
+    """Return the units of an article of full length.
+
+    Models of whole texts need no units: the number and the bytes of texts limit a batch.
+    """
     return 1 if len(layers) == 1 else layers[1].rows_pooled + CLOSING
 
 
 def articles_for_a_full_one(frame: Frame) -> int:
-    """Articles in a batch for each one of full length that there is room for."""
+    """Return the number of articles in a batch, for each article of full length that there is room for."""
     return _SHORT if frame == "text" else 1
 
 
 def capacity(layers: Sequence[Layer], batch: int, frame: Frame) -> Capacity:
-    """Room for `batch` articles; in the text frame for fewer where they are long."""
+    """Return the room for `batch` articles. In the text frame, fewer articles fit if they are long."""
     return Capacity(batch, -(-batch // articles_for_a_full_one(frame)) * most_units(layers))
 
 
 def units_by_length(layers: Sequence[Layer], frame: Frame) -> NDArray[np.int64]:
-    """The units of an article by the index after its last character, from 0 to the length that the network reads."""
+    """Return the units of an article by the end of its text, from 0 to the length that the network reads."""
     if len(layers) == 1:
         return np.zeros(1, np.int64)
     first, second, *_ = layers
@@ -74,7 +77,7 @@ def units_by_length(layers: Sequence[Layer], frame: Frame) -> NDArray[np.int64]:
 _ARRAY_ALIGNMENT = 256
 
 _MOST_SMALL = 32
-"""Articles of a small batch. Of more, kernels take longer than their launches."""
+"""The most articles in a small batch. With more, kernels take longer than their launches."""
 
 
 class ArrayPlace(NamedTuple):
@@ -83,11 +86,11 @@ class ArrayPlace(NamedTuple):
     Attributes
     ----------
     start : int
-        Its first byte.
+        The place of its first byte.
     shape : tuple of int
-        Its shape.
+        The shape of the array.
     dtype : type
-        Its type.
+        The type of its elements.
 
     """
 
@@ -101,20 +104,21 @@ class ArrayPlace(NamedTuple):
 
 
 Shapes = dict[str, tuple[tuple[int, ...], type[np.generic]]]
-"""Shapes and types of arrays by name."""
+"""The shapes and types of arrays by name."""
 
 SCORES, ON_GPU_ONLY = "scores", "logits"
-"""The results that are copied to the host only where they are wanted, and those that are not copied."""
+"""The name of the results that are copied to the host only if they are wanted, and of those that are never copied."""
 
 
 def small_batch(layers: Sequence[Layer], room: Capacity) -> int:
-    """Articles of the largest such batch, which a network has room for whatever their lengths."""
+    """Return the most articles in a small batch. A network has room for them, however long they are."""
     return min(_MOST_SMALL, room.units // most_units(layers))
 
 
 def input_shapes(count: int, text: int) -> Shapes:
-    """What a batch is given: the number of its articles, their offsets, and their text, of so many bytes at most. The
-    text is last, so that one copy takes all that a batch has of it.
+    """Return the shapes of a batch's input: the number of articles, their offsets, and at most `text` bytes of text.
+
+    The text is last, so that one copy moves the input without the unused bytes at its end.
     """
     return {"count": ((1,), np.int32), "offsets": ((count + 1,), np.int64), "text": ((text,), np.uint8)}
 
@@ -124,8 +128,9 @@ def small_input(layers: Sequence[Layer], count: int) -> Shapes:
 
 
 def result_shapes(layers: Sequence[Layer], count: int, top_k: int) -> Shapes:
-    """What a batch results in. First comes what every caller reads, then the scores of all classes, and last what stays
-    on the GPU.
+    """Return the shapes of a batch's results.
+
+    The results that every caller reads come first, then the scores of all classes, and last those that stay on the GPU.
     """
     classes = layers[-1].outputs
     return {
@@ -142,7 +147,7 @@ def result_shapes(layers: Sequence[Layer], count: int, top_k: int) -> Shapes:
 
 
 def places(arrays: Shapes) -> tuple[dict[str, ArrayPlace], int]:
-    """Where arrays lie that follow each other, aligned for every kernel, by name; and how many bytes they take."""
+    """Return the places of arrays that follow each other, aligned for every kernel, and their number of bytes."""
     by_name, end = {}, 0
     for name, (shape, dtype) in arrays.items():
         by_name[name] = ArrayPlace(end, shape, dtype)
@@ -151,14 +156,13 @@ def places(arrays: Shapes) -> tuple[dict[str, ArrayPlace], int]:
 
 
 def small_bytes(layers: Sequence[Layer], most: int) -> tuple[int, int]:
-    """Bytes for the text and for the results of small batches of up to `most` articles."""
+    """Return the bytes for the text and for the results of small batches with up to `most` articles."""
     classes = layers[-1].outputs
     return places(small_input(layers, most))[1], places(result_shapes(layers, most, classes))[1]
 
 
 SLOTS = 4
-"""Batches in flight: one is copied in, one computed, one copied out, and one waits for the thread that has its results.
-"""
+"""The number of batches in flight: one is copied in, one is computed, one is copied out, and a thread reads one."""
 
 _ALIGNMENT = 512
 
@@ -172,9 +176,9 @@ class Buffer:
     name : str
         The purpose.
     bytes : int
-        Bytes of one buffer.
+        The bytes of one buffer.
     count : int
-        How many buffers of this size there are.
+        The number of buffers with this size.
 
     """
 
@@ -188,24 +192,27 @@ class Buffer:
 
 
 def id_pitch(length: int) -> int:
-    """Bytes from the ids of one article to those of the next: a multiple of 16, for 16-byte stores. Whole texts: 0."""
+    """Return the bytes from the ids of one article to those of the next.
+
+    This is a multiple of 16, for 16-byte stores, and 0 for models of whole texts.
+    """
     return 0 if length == WHOLE else -(-length // 16) * 16
 
 
 @dataclass(frozen=True)
 class Activation:
-    """A batch between two layers, in one of two buffers.
+    """The values of a batch between two layers, in one of two buffers.
 
     Attributes
     ----------
     buffer : int
-        Which of the two, 0 or 1.
+        The number of the buffer, 0 or 1.
     packed : bool
-        Whether it is [units, rows, channels], as up to block 6, or [articles, rows, channels].
+        Whether the shape is [units, rows, channels], as up to block 6, or [articles, rows, channels].
     rows : int
-        Rows of a unit or of an article.
+        The number of rows of a unit or of an article.
     channels : int
-        Channels of a row.
+        The number of channels in a row.
     element : Element
         The type of its numbers.
 
@@ -223,14 +230,14 @@ class Activation:
 
 @dataclass(frozen=True)
 class LayerStep:
-    """A layer and what it writes. It reads what the step before has written.
+    """A layer and the activations that it writes. It reads those that the previous step has written.
 
     Attributes
     ----------
     layer : Layer
         The layer.
     raw : Activation or None
-        The product before its norm, where a kernel of its own computes the norm.
+        The product before its norm, if a separate kernel computes the norm.
     out : Activation
         The activation that it writes.
 
@@ -243,9 +250,9 @@ class LayerStep:
 
 @cache
 def schedule(layers: tuple[Layer, ...], stored: Storage) -> tuple[LayerStep, ...]:
-    """The layers but the last, in order, each writing the buffer that it does not read; block 1 writes the first.
+    """Return the steps of all layers except the last. Each writes the buffer that it does not read, block 1 the first.
 
-    A norm after a product is a kernel of its own, so such a layer writes both. (The head writes a slot's outputs.)
+    A norm after a product is a separate kernel, so such a layer writes both. (The head writes the outputs of a slot.)
     """
     steps = []
     buffer = 1
@@ -266,16 +273,16 @@ def slot_input(layers: Sequence[Layer], room: Capacity) -> Shapes:
 
 
 class SlotBytes(NamedTuple):
-    """Bytes of a batch in flight.
+    """The bytes of a batch in flight.
 
     Attributes
     ----------
     texts : int
-        Of its texts, with their offsets.
+        The bytes of its texts and their offsets.
     results : int
-        Of its results on the GPU.
+        The bytes of its results on the GPU.
     results_on_host : int
-        Of those that have a twin on the host.
+        The bytes of the results that have a twin on the host.
 
     """
 
@@ -290,14 +297,15 @@ def slot_bytes(layers: Sequence[Layer], room: Capacity) -> SlotBytes:
 
 
 def text_bytes(layers: Sequence[Layer], room: Capacity) -> int:
-    """Bytes for the text of a batch: for articles of full length, twice what the network reads of ASCII. Longer text
-    makes smaller batches.
+    """Return the bytes for the text of a batch.
+
+    For articles of full length, this is twice what the network reads of ASCII. Longer text makes smaller batches.
     """
     return 2 * layers[0].rows_in * (room.units // most_units(layers))
 
 
 def activation_bytes(layers: tuple[Layer, ...], room: Capacity, stored: Storage) -> tuple[int, int]:
-    """Sizes of the two buffers of the schedule."""
+    """Return the bytes of the two buffers of the schedule."""
     sizes = [0, 0]
     for step in schedule(layers, stored):
         for written in (step.raw, step.out):
@@ -307,7 +315,7 @@ def activation_bytes(layers: tuple[Layer, ...], room: Capacity, stored: Storage)
 
 
 def weight_bytes(layers: Sequence[Layer], stored: Storage) -> int:
-    """Weights, norms and the tables of block 1's statistics."""
+    """Return the bytes of the weights, the norms and the tables for block 1's statistics."""
     total = 256
     for layer in layers:
         inputs, element = layer.inputs, stored.read_by(layer).bytes
@@ -323,7 +331,16 @@ def weight_bytes(layers: Sequence[Layer], stored: Storage) -> int:
 
 
 class Parts(NamedTuple):
-    """What a model computes. alone: whether its n-grams give labels without the network, of all articles or of some."""
+    """The parts of a model that an engine computes.
+
+    Attributes
+    ----------
+    network : bool
+        Whether the model has a network.
+    alone : bool
+        Whether its n-grams label some or all articles without the network.
+
+    """
 
     network: bool = True
     alone: bool = False
@@ -344,22 +361,22 @@ def plan(
     ngrams: NGrams | FastText | None = None,
     parts: Parts = NETWORK_ALONE,
 ) -> list[Buffer]:
-    """Every buffer that an engine keeps on the GPU.
+    """Return every buffer that an engine has on the GPU.
 
     Parameters
     ----------
     layers : tuple of Layer
-        The layers of the network; one for a model of whole texts.
+        The layers of the network. A model of whole texts has one.
     batch : int
-        Articles of a batch at most.
+        The most articles in a batch.
     stored : Storage
-        The types in memory.
+        The types of the values in memory.
     frame : Frame
-        Whether what follows the text's end counts.
+        Whether the network also computes positions after the end of a text.
     ngrams : NGrams or FastText, optional
-        The branch beside the network, or what stands in its place.
+        The n-grams beside the network, or the model in place of it.
     parts : Parts
-        What the model computes.
+        The parts that the engine computes.
 
     """
     room = capacity(layers, batch, frame)
@@ -393,8 +410,9 @@ def _of_fasttext(model: FastText, batch: int, stored: Storage) -> list[Buffer]:
 
 
 def page_locked(layers: Sequence[Layer], batch: int, frame: Frame) -> list[Buffer]:
-    """What an engine keeps page-locked on the host: a twin of each slot's texts and results. CuPy allocates powers of
-    two.
+    """Return every buffer that an engine has in page-locked memory of the host: twins of each slot's texts and results.
+
+    CuPy allocates powers of two.
     """
     room = capacity(layers, batch, frame)
     of_slot = slot_bytes(layers, room)

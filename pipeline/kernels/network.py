@@ -1,4 +1,4 @@
-"""The whole network on one GPU: its weights and buffers, three streams, and the kernels in their order."""
+"""A whole model on one GPU: its weights and buffers, three streams, and the kernels in their order."""
 
 from __future__ import annotations
 
@@ -41,27 +41,27 @@ _COPYING_THREADS = 4
 _COPIED_AT_ONCE = 1 << 20
 
 _GRAPHS = 24
-"""Graphs that are kept, of those used last: eight for each slot."""
+"""The number of graphs that stay in memory, eight for each slot. The least recently used one is dropped."""
 
 
 class Wanted(NamedTuple):
-    """What a batch results in: so many labels for each article, and the scores of all classes or not."""
+    """The results that a caller wants: `top_k` labels for each article, and whether the scores of all classes."""
 
     top_k: int
     all_scores: bool
 
 
 class _Launches(NamedTuple):
-    """Which kernels a batch needs, and how many labels they find.
+    """The kernels that a batch needs, and how many labels they find.
 
     Attributes
     ----------
     reads_text : bool
-        Whether the batch is text. Else its ids are on the GPU.
+        Whether the batch is text. If not, its ids are on the GPU.
     has_long : bool
-        As of `Network.label_texts`.
+        See `Network.label_texts`.
     top_k : int
-        Labels of each article.
+        The number of labels for each article.
 
     """
 
@@ -71,20 +71,25 @@ class _Launches(NamedTuple):
 
 
 class Network:
-    """Weights on a GPU, buffers for batches once `allocate` is called, and the launches from text to labels.
+    """The weights of a model on a GPU, its buffers once `allocate` is called, and the launches from text to labels.
+
+    A batch goes through these stages, each on a stream of its own:
+
+        copy in -> encode -> n-grams -> network, if the n-grams are unsure -> copy out
+        (_in)      (compute)                                                  (_out)
 
     Parameters
     ----------
     weights : Weights
-        The network's tensors. Those of n-grams alone have no network.
+        The tensors of the model. A model of n-grams alone has no network.
     integers : Integers or None
-        Blocks 2 to 6 in 8 bits, for int8.
+        The blocks 2 to 6 in 8 bits, for int8.
     ngrams : NGrams or FastText or None
-        The branch beside the network, or fastText's model in its place.
+        The n-grams beside the network, or a fastText model in place of it.
     alphabet : Alphabet
         The characters that the model reads.
     length : int
-        How many of them it reads of a text; `WHOLE` for all.
+        The number of characters that it reads of a text, or `WHOLE` for all.
     generation : str
         The kernel generation, such as "sm90".
     precision : str
@@ -95,10 +100,10 @@ class Network:
     Attributes
     ----------
     whole : bool
-        Whether every article takes all rows of the frame, those beyond its text too.
+        Whether every article takes all rows of the frame, including those beyond its text.
     has_graphs : bool
-        Whether the kernels of a batch are launched as one CUDA graph. To launch them one by one takes a hundred calls,
-        and before each the thread may wait for Python's interpreter lock.
+        Whether the kernels of a batch are launched as one CUDA graph. Launching them one by one takes a hundred calls,
+        and before each call the thread may wait for Python's interpreter lock (GIL).
 
     """
 
@@ -119,6 +124,7 @@ class Network:
         self._is_capturing = self._marks_graph = False
         self._graph_of = lru_cache(maxsize=_GRAPHS)(self._capture)
         self.watcher: Launched | None = None
+        # Compile and load every kernel of the model.
         self.ops = operations(generation, precision, device, self._mark)
         kernels: list[Kernel] = []
         if self.parts.network:
@@ -130,6 +136,7 @@ class Network:
             shape = fasttext_shape(ngrams.table.shape[1], self.ops.stored.is_exact)
             kernels += fasttext_kernels(shape, self.layers[-1].outputs)
         self.ops.prepare(kernels)
+        # Copy the weights to the GPU.
         self._spelled, self._alphabet = alphabet, upload_alphabet(alphabet)
         self._ngrams = ngrams
         self._branch: DeviceNGrams | DeviceFastText | None = None
@@ -141,13 +148,13 @@ class Network:
         if self.parts.network:
             self._weights = upload(weights, integers, generation, precision, self.ops.architecture)
             self._constants = self._after_text()
-        cp.cuda.get_current_stream().synchronize()  # the streams below do not wait for it
+        cp.cuda.get_current_stream().synchronize()  # the streams below do not wait for this one
         self._in, self.compute, self._out = (cp.cuda.Stream(non_blocking=True) for _ in range(3))
         self.slots: list[Slot] = []
         self._copying = ThreadPoolExecutor(min(_COPYING_THREADS, available_cores()), "broadsheet-copy")
 
     def _after_text(self) -> dict[str, cp.ndarray]:
-        """The output of each convolution after block 1, [outputs], beyond the text, where all rows are alike."""
+        """Return the output [outputs] of each convolution after block 1 beyond the text, where all rows are equal."""
         units = CLOSING + 1
         packing = Packing(cp.empty(0, np.int32), cp.asarray([units, 0], np.int32), None, units)
         constants = {}
@@ -168,7 +175,7 @@ class Network:
     def allocate(self, batch: int) -> None:
         """Allocate every buffer of the plan.
 
-        Raises CuPy's OutOfMemoryError, or NotPageLocked; `release` then frees those allocated.
+        Raises CuPy's OutOfMemoryError, or NotPageLocked. `release` then frees the buffers that were allocated.
         """
         self.room = capacity(self.layers, batch, "dense" if self.whole else self.frame)
         self._ids = cp.empty((batch, memory_plan.id_pitch(self._length)), np.uint8)
@@ -195,7 +202,7 @@ class Network:
         self._asked_ids = self._asked_rows = self._means = None
 
     def close(self) -> None:
-        """Release the weights too."""
+        """Release the buffers and the weights."""
         self.release()
         self._copying.shutdown()
         if self.parts.network:
@@ -217,21 +224,22 @@ class Network:
         Parameters
         ----------
         slot : Slot
-            A free slot, which the batch takes.
+            A free slot, which the batch then uses.
         data : uint8 [bytes]
             UTF-8 on the host or the GPU, of which ``data[offsets[0]:offsets[-1]]`` is the batch.
         offsets : int64 [N + 1]
             Where each article begins, and where the last ends.
         units : int
-            Units that the batch takes at most.
+            The most units of the batch.
         has_long : bool
-            As of `label_texts`; it may be true for a batch that has no such article.
+            See `label_texts`. It may be True for a batch that has no such article.
         wanted : Wanted
-            What the batch results in.
+            The results that the caller wants.
         keep : uint8 [N, pitch], optional
-            An array on the GPU that the ids are copied to.
+            An array on the GPU to which the ids are copied.
 
         """
+        # Copy the text and its offsets to the GPU.
         count, size = len(offsets) - 1, int(offsets[-1] - offsets[0])
         text = data[offsets[0] : offsets[-1]]
         given = slot.input
@@ -246,6 +254,7 @@ class Network:
             slot.copy_in(0, self._in)
             copy(slot.text_on_gpu.data.ptr, text.data.ptr, size, self._in)
         record(slot.copied_in, self._in)
+        # Launch the kernels, and the copy of the results.
         self._begin(slot)
         self._launch(slot, _Launches(True, has_long, wanted.top_k), count, size, units)
         if keep is not None:
@@ -253,7 +262,7 @@ class Network:
         self._finish_start(slot, count, wanted)
 
     def _copy(self, data: NDArray[np.uint8], to: NDArray[np.uint8]) -> None:
-        """Copy by several threads: one alone copies long texts at hardly the rate at which the GPU labels them."""
+        """Copy bytes with several threads. One thread would copy long texts hardly faster than the GPU labels them."""
         if len(data) <= _COPIED_AT_ONCE:
             to[:] = data
             return
@@ -270,24 +279,25 @@ class Network:
         wanted: Wanted,
         keep: cp.ndarray | None = None,
     ) -> None:
-        """Start a batch that is encoded already.
+        """Start a batch that the host has encoded.
 
         Parameters
         ----------
         slot : Slot
-            A free slot, which the batch takes.
+            A free slot, which the batch then uses.
         ids : uint8 [N, length]
             The ids, on the host.
         text : tuple of uint8 [bytes] and int64 [N + 1], or None
-            The text and its offsets on the host, where there is text.
+            The text and its offsets on the host, if there is text.
         units : int
-            Units that the batch takes at most.
+            The most units of the batch.
         wanted : Wanted
-            What the batch results in.
+            The results that the caller wants.
         keep : uint8 [N, pitch], optional
-            An array on the GPU that the ids are copied to.
+            An array on the GPU to which the ids are copied.
 
         """
+        # Copy the ids to the GPU, padded to the pitch.
         count, pitch = len(ids), memory_plan.id_pitch(self._length)
         slot.input["count"][:] = count
         staged = slot.input["text"][: count * pitch].reshape(count, pitch)
@@ -296,6 +306,7 @@ class Network:
         record(slot.copy_begun, self._in)
         slot.copy_in(count * pitch, self._in)
         record(slot.copied_in, self._in)
+        # Compute the n-grams on the host, and copy their part of the logits to the GPU.
         self._begin(slot)
         if (beside := self._beside(ids, text)) is not None:
             batch = slot.batch(wanted.top_k).first(count, 0)
@@ -303,6 +314,7 @@ class Network:
             (batch.scored.logits if means is None else means).set(beside, self.compute)
             with self.compute:
                 self._from_means(means, batch)
+        # Launch the network, and the copy of the results.
         given = slot.text_on_gpu[: count * pitch].reshape(count, pitch)
         self._launch_ids(slot, given, units, wanted)
         if keep is not None:
@@ -312,8 +324,9 @@ class Network:
     def _beside(
         self, ids: NDArray[np.uint8], text: tuple[NDArray[np.uint8], NDArray[np.int64]] | None
     ) -> NDArray[np.float32] | None:
-        """What the branch adds to the logits of a batch that is encoded on the host, or for a model of fastText's its
-        mean rows; with the bits of the kernel.
+        """Return what the n-grams add to the logits of a batch that the host has encoded.
+
+        For a fastText model, these are its mean rows. The bits are those of the kernel.
         """
         if isinstance(self._ngrams, NGrams):
             return scores_of_ids(ids, self._spelled, self._ngrams) if text is None else scores(*text, self._ngrams)
@@ -323,8 +336,9 @@ class Network:
         return Reader(self._ngrams, shape.bits).means(*text)
 
     def start_kept(self, slot: Slot, ids: cp.ndarray, units: int, wanted: Wanted) -> None:
-        """Start a batch whose ids, uint8 [N, pitch], are on the GPU: those that another network has kept. A model
-        with a branch cannot do this, since it needs the text.
+        """Start a batch whose ids, uint8 [N, pitch], are on the GPU, because another network has kept them.
+
+        A model with n-grams cannot do this, since it needs the text.
         """
         slot.input["count"][:] = len(ids)
         record(slot.copy_begun, self._in)
@@ -346,16 +360,16 @@ class Network:
         self._launch(slot, _Launches(False, False, wanted.top_k), len(ids), 0, units)
 
     def _launch(self, slot: Slot, launches: _Launches, count: int, size: int, units: int) -> None:
-        """Launch the kernels of a batch: as one graph, or one by one where each of them is observed.
+        """Launch the kernels of a batch: as one graph, or one by one if each of them is observed.
 
         Parameters
         ----------
         slot : Slot
             The slot of the batch.
         launches : _Launches
-            Which kernels.
+            The kernels that the batch needs.
         count, size, units : int
-            Articles of the batch, bytes of its text, and units that it takes at most.
+            The number of articles in the batch, the bytes of its text, and the most units of it.
 
         """
         if self.has_graphs and not slot.each_kernel and self.watcher is None:
@@ -367,7 +381,7 @@ class Network:
         self._marked = None
 
     def _capture(self, slot: Slot, launches: _Launches) -> Any:
-        """A graph of the kernels of any batch in a slot. Kernels find in memory how many articles the batch has."""
+        """Return a graph for any batch in a slot. The kernels read in memory how many articles the batch has."""
         batch = slot.batch(launches.top_k)
         return self.captured(lambda: self._label(batch, launches, self.room.units), is_marked=True)
 
@@ -378,7 +392,7 @@ class Network:
             self.forward(batch, units)
 
     def _finish_start(self, slot: Slot, count: int, wanted: Wanted) -> None:
-        """Copy the results of a batch of so many articles to the host, once they are there."""
+        """Start to copy the results of a batch of `count` articles to the host, after the kernels."""
         record(slot.computed, self.compute)
         slot.articles, slot.top_k, slot.has_scores = count, *wanted
         wait(self._out, slot.computed)
@@ -392,21 +406,21 @@ class Network:
             stream.synchronize()
 
     def finish(self, slot: Slot) -> Result:
-        """Wait for a slot's batch."""
+        """Wait for the batch of a slot, and return its results."""
         slot.copied_out.synchronize()
         return slot.result(self.sums)
 
     def sums(self, host: dict[str, NDArray[Any]]) -> Sums:
-        """What is counted of a batch."""
+        """Return the counts over a batch. host: its results on the host."""
         saturated = int(host["saturated"][0]) if self.ops.stored.is_int8 else 0
         return Sums(saturated, int(host["asked"][0]) if self.parts.alone else 0)
 
     def ids(self, count: int) -> cp.ndarray:
-        """Where the ids of a batch are, uint8 [N, pitch]."""
+        """Return the memory for the ids of a batch, uint8 [N, pitch]."""
         return self._ids[:count]
 
     def captured(self, work: Callable[[], None], is_marked: bool = False) -> Any:
-        """A graph of what `work` puts on the stream `compute`, which is not done yet.
+        """Return a graph of the work that `work` puts on the stream `compute`. This does not run it.
 
         is_marked: whether the graph marks each kernel before it begins, so that an error names it.
         """
@@ -422,22 +436,22 @@ class Network:
         return graph
 
     def run(self, graph: Any) -> None:
-        """Launch a graph, and wait for it."""
+        """Launch a graph and wait for it."""
         self._trail.mark("any, of a batch launched as one graph", self.compute.ptr)
         launch(graph, self.compute)
         self.compute.synchronize()
 
     def label_texts(self, batch: DeviceBatch, units: int, has_long: bool) -> None:
-        """Texts on the GPU to scores, on the current stream.
+        """Compute the scores of texts on the GPU, on the current stream.
 
         Parameters
         ----------
         batch : DeviceBatch
             The batch.
         units : int
-            Units that its articles take at most.
+            The most units of its articles.
         has_long : bool
-            Whether an article has more bytes than `head_bytes`. Its characters are counted by many warps.
+            Whether an article has more bytes than `head_bytes`. Many warps count its characters.
 
         """
         texts, n_chars = batch.texts, batch.encoded.n_chars
@@ -454,7 +468,7 @@ class Network:
         self.forward(batch, units)
 
     def _score_branch(self, batch: DeviceBatch) -> None:
-        """What the branch adds to the logits of texts."""
+        """Compute what the n-grams or the fastText model add to the logits of texts."""
         if isinstance(self._branch, DeviceFastText):
             means = self._means_of(batch.scored)
             logits = batch.scored.logits
@@ -464,7 +478,7 @@ class Network:
             self.ops.ngrams(batch.texts, self._branch, batch.scored.logits)
 
     def _means_of(self, out: Scored) -> cp.ndarray | None:
-        """Memory for a batch's mean rows; None for a model whose mean rows are its logits, or that has none."""
+        """Return the memory for a batch's mean rows, or None if the model has none or they are its logits."""
         branch = self._branch
         if not isinstance(branch, DeviceFastText) or (branch.output is None and branch.tree is None):
             return None
@@ -475,14 +489,14 @@ class Network:
             self.ops.fasttext_logits(means, batch.texts.count, self._branch, batch.scored)
 
     def forward(self, batch: DeviceBatch, units: int) -> None:
-        """Ids on the GPU to scores, on the current stream.
+        """Compute the scores of ids on the GPU, on the current stream.
 
         Parameters
         ----------
         batch : DeviceBatch
-            The batch. Its logits already hold what a branch adds to them.
+            The batch. Its logits already have the part of the n-grams.
         units : int
-            Units that its articles take at most.
+            The most units of its articles.
 
         """
         asked, stream, count = None, cp.cuda.get_current_stream(), batch.texts.count
@@ -506,24 +520,25 @@ class Network:
         self, ids: cp.ndarray, count: cp.ndarray, which: cp.ndarray | None, units: int, out: Scored,
         saturated: cp.ndarray,
     ) -> None:  # fmt: skip
-        """The network alone.
+        """Compute the network alone.
 
         Parameters
         ----------
         ids : uint8 [N, pitch]
             The ids.
         count : int32 [1]
-            The number of articles, N at most.
+            The number of articles, at most N.
         which : int32 [N], or None
-            Which articles of the batch these are; None for all of them.
+            The numbers of these articles in the batch, or None for all of them.
         units : int
-            Units that the articles take at most.
+            The most units of the articles.
         out : Scored
-            Where the results go.
+            The arrays for the results.
         saturated : uint64 [1]
-            Where saturated values are counted, in int8.
+            The counter of saturated values, in int8.
 
         """
+        # Block 1: statistics, the places of the rows, and the look-up.
         most, weights = len(ids), self._weights
         statistics, text_end = self._statistics[:most], self._text_end[:most]
         packing = Packing(self._first_unit[: most + 1], self._counts, self._closing, units)
@@ -535,6 +550,7 @@ class Network:
             ids, self.layers, self.frame, weights.table, norm, statistics, text_end, packing, rows,
             weights.steps_in_one, saturated,
         )  # fmt: skip
+        # The other convolutions and linear layers.
         for step in rest:
             name, written = step.layer.name, self._activation(step.out)
             weight, bias = weights.products[name], weights.bias[name]
@@ -547,6 +563,7 @@ class Network:
                 if step.raw is not None:
                     self.ops.norm_relu_pool(product, step.layer, weights.norm[name], packing, constant, written)
             rows = written
+        # The last layer and the scores.
         last = self.layers[-1]
         x = rows[: most * last.inputs].reshape(most, last.inputs)
         of_block_1 = statistics if self.ops.stored.is_int8 else None
@@ -555,7 +572,7 @@ class Network:
         self.ops.head(x, count, last, weight, bias, out, of_block_1, beside, *self._of_scores, which)
 
     def _activation(self, at: memory_plan.Activation) -> cp.ndarray:
-        """All the room for it, so that tensor maps are the same for every batch."""
+        """Return the whole memory of an activation, so that tensor maps are the same for every batch."""
         return self._activations[at.buffer][: at.bytes(self.room)].view(at.element.dtype)
 
     def _mark(self, kernel: Kernel, grid: tuple[int, ...], arguments: tuple[Any, ...]) -> None:
@@ -573,5 +590,5 @@ class Network:
             self._marked.marks.append((kernel.name, event))
 
     def last_kernel(self) -> str:
-        """The kernel that the GPU began last. It works after a failure too, when every CUDA call fails."""
+        """Return the kernel that the GPU began last. This also works after a failure, when every CUDA call fails."""
         return self._trail.last()

@@ -1,7 +1,7 @@
-"""The network's operations on a GPU: each launches the kernels that correspond to an operation of `reference.py`.
+"""The operations of the network on a GPU. Each launches the kernels for one operation of `reference.py`.
 
-Signatures are those of the reference, with an `out` to write to, so that nothing is allocated. Arrays are CuPy's; rows
-up to block 6 are packed as common/packing.cuh says. Kernels run on CuPy's current stream.
+Signatures are those of the reference, with an `out` for the result, so that nothing is allocated. Arrays are CuPy's.
+Rows up to block 6 are packed as common/packing.cuh describes. Kernels run on CuPy's current stream.
 """
 
 from __future__ import annotations
@@ -58,15 +58,15 @@ class Operations:
     precision : str
         The precision, such as "fp16".
     stored : Storage
-        The types in memory.
+        The types of the values in memory.
     architecture : str
         The GPU's architecture, such as "sm_90".
     sms : int
-        How many SMs the GPU has.
+        The number of SMs of the GPU.
     tiles : dict of str to ProductTile
-        Tiles of products by layer name, in place of those of the table.
+        The tiles of products by layer name that replace those of the table.
     launched : callable
-        Called before each launch, with the kernel, its grid and its arguments.
+        A function that is called before each launch, with the kernel, its grid and its arguments.
 
     """
 
@@ -79,7 +79,7 @@ class Operations:
     launched: Launched
 
     def encode(self, texts: DeviceTexts, alphabet: DeviceAlphabet, length: int, out: DeviceEncoded) -> None:
-        """Encode UTF-8. `count_characters` completes the counts of long articles.
+        """Encode UTF-8 to ids. `count_characters` completes the counts of long articles.
 
         Parameters
         ----------
@@ -88,9 +88,9 @@ class Operations:
         alphabet : DeviceAlphabet
             The characters that the model reads.
         length : int
-            How many of them it reads of an article.
+            The number of characters that it reads of an article.
         out : DeviceEncoded
-            Where ids and counts go.
+            The arrays for ids and counts.
 
         """
         points = len(alphabet.points)
@@ -102,16 +102,16 @@ class Operations:
         )  # fmt: skip
 
     def count_characters(self, texts: DeviceTexts, length: int, n_chars: cp.ndarray) -> None:
-        """Complete `n_chars` of `encode` for articles longer than `head_bytes`; of whole texts, count all, from zero.
+        """Complete `n_chars` of `encode` for articles longer than `head_bytes`. For whole texts, count all characters.
 
         Parameters
         ----------
         texts : DeviceTexts
             The articles.
         length : int
-            Characters that the model reads of an article; `WHOLE` for all.
+            The number of characters that the model reads of an article, or `WHOLE` for all.
         n_chars : int64 [N]
-            The counts, which the kernel adds to.
+            The counts, to which the kernel adds. For whole texts they must be zero.
 
         """
         counted = -1 if length == WHOLE else head_bytes(length)
@@ -122,7 +122,7 @@ class Operations:
         )
 
     def fasttext(self, texts: DeviceTexts, branch: DeviceFastText, out: cp.ndarray) -> None:
-        """The mean rows of texts, fp32 [N, columns]."""
+        """Compute the mean rows of texts, fp32 [N, columns]."""
         kinds, pruned = branch.kinds, or_null(branch.pruned)
         self.launch(
             catalog.fasttext_kernel(branch.shape),
@@ -134,9 +134,10 @@ class Operations:
         )  # fmt: skip
 
     def fasttext_logits(self, means: cp.ndarray, count: cp.ndarray, branch: DeviceFastText, out: Scored) -> None:
-        """Compute what decides the labels of texts from their mean rows, fp32 [N, columns], to `out.logits`. With a
-        tree these are scores, and the values of its nodes are in `out.scores` meanwhile. count: int32 [1], the number
-        of texts, N at most.
+        """Compute the logits of texts from their mean rows, fp32 [N, columns], and write them to `out.logits`.
+
+        With a tree these are scores, and `out.scores` has the values of its nodes in the meantime. count: int32 [1],
+        the number of texts, at most N.
         """
         most, classes = out.logits.shape
         sums = means
@@ -152,7 +153,7 @@ class Operations:
             self.launch(catalog.tree_kernel(), (warps,), (sums, *branch.tree, count, _int(classes), out.logits))
 
     def ngrams(self, texts: DeviceTexts, branch: DeviceNGrams, out: cp.ndarray) -> None:
-        """What the branch adds to the logits of texts, fp32 [N, classes]."""
+        """Compute what the n-grams add to the logits of texts, fp32 [N, classes]."""
         kernel = catalog.ngrams_kernel(branch.kinds, 32 - branch.shift, branch.classes)
         self.launch(
             kernel,
@@ -171,24 +172,24 @@ class Operations:
         out: cp.ndarray,
         text_end: cp.ndarray,
     ) -> None:
-        """Mean and 1 / standard deviation of block 1, and where each text ends.
+        """Compute the mean and 1 / standard deviation of block 1, and where each text ends.
 
         Parameters
         ----------
         ids : uint8 [N, pitch]
             The ids.
         count : int32 [1]
-            The number of articles, N at most.
+            The number of articles, at most N.
         length : int
-            Positions that the network reads, of the pitch.
+            The number of positions that the network reads of each row.
         layer : Layer
             Block 1.
         tables : StatisticsTables
-            The sums that stand in for its outputs.
+            The sums that replace the outputs of block 1.
         out : float32 [N, 2]
-            Mean and 1 / standard deviation.
+            The array for mean and 1 / standard deviation.
         text_end : int32 [N]
-            Where each text ends.
+            The array for the end of each text.
 
         """
         self.launch(
@@ -200,20 +201,20 @@ class Operations:
         )  # fmt: skip
 
     def pack(self, text_end: cp.ndarray, count: cp.ndarray, layers: Sequence[Layer], whole: bool, out: Packing) -> None:
-        """Decide where the rows of articles lie.
+        """Compute where the rows of articles are in memory.
 
         Parameters
         ----------
         text_end : int32 [N]
-            Where each text ends.
+            The end of each text.
         count : int32 [1]
-            The number of articles, N at most.
+            The number of articles, at most N.
         layers : sequence of Layer
             The layers of the network.
         whole : bool
             Whether each article takes the whole frame.
         out : Packing
-            Where the result goes.
+            The arrays for the result.
 
         """
         first, second, *_ = layers
@@ -228,7 +229,7 @@ class Operations:
         statistics: cp.ndarray, text_end: cp.ndarray, packing: Packing, out: cp.ndarray,
         steps_in_one: float = 1.0, saturated: cp.ndarray | None = None,
     ) -> None:  # fmt: skip
-        """Block 1.
+        """Compute block 1.
 
         Parameters
         ----------
@@ -237,23 +238,23 @@ class Operations:
         layers : sequence of Layer
             The layers of the network.
         frame : Frame
-            Whether what follows the text's end counts.
+            Whether the network also computes positions after the end of a text.
         table : DeviceTable
-            The layer's weights by tap and id.
+            The weights of the layer by tap and id.
         norm : DeviceNorm
             Gamma and beta.
         statistics : float32 [N, 2]
-            What `norm_statistics` gives.
+            The result of `norm_statistics`.
         text_end : int32 [N]
-            Where each text ends.
+            The end of each text.
         packing : Packing
-            Where the rows lie.
+            The places of the rows.
         out : cupy.ndarray
-            The packed rows that block 2 reads.
+            The array for the packed rows that block 2 reads.
         steps_in_one : float
-            For an output in 8 bits: how many steps make 1.
+            For an output in 8 bits, how many steps make 1.
         saturated : uint64 [1], optional
-            For an output in 8 bits: where saturated values are counted.
+            For an output in 8 bits, the counter of saturated values.
 
         """
         first, second, *_ = layers
@@ -279,26 +280,26 @@ class Operations:
         self, rows: cp.ndarray, layer: Layer, weight: cp.ndarray, bias: cp.ndarray, packing: Packing,
         constant: cp.ndarray | None, out: cp.ndarray, saturated: cp.ndarray | None = None,
     ) -> None:  # fmt: skip
-        """A convolution of packed rows, then ReLU and pool where no norm comes before them.
+        """Compute a convolution of packed rows, then ReLU and pool if no norm comes before them.
 
         Parameters
         ----------
         rows : cupy.ndarray
-            The input, [units, inputs], before a pool [units, pool, inputs], with room for more.
+            The input, [units, inputs], or before a pool [units, pool, inputs], with room for more.
         layer : Layer
             The layer.
         weight : cupy.ndarray
-            Its weights, as in `DeviceWeights.products`.
+            The weights of the layer, as in `DeviceWeights.products`.
         bias : cupy.ndarray
-            Its bias, as in `DeviceWeights.bias`.
+            The bias of the layer, as in `DeviceWeights.bias`.
         packing : Packing
-            Where the rows lie.
+            The places of the rows.
         constant : cupy.ndarray or None
-            [outputs], What closing units get.
+            The output of closing units, [outputs].
         out : cupy.ndarray
             The output, [units, outputs], with room for more.
         saturated : uint64 [1], optional
-            For an output in 8 bits: where saturated values are counted.
+            For an output in 8 bits, the counter of saturated values.
 
         """
         count, closing = packing.counts[:1], packing.closing
@@ -307,7 +308,7 @@ class Operations:
     def norm_relu_pool(
         self, rows: cp.ndarray, layer: Layer, norm: DeviceNorm, packing: Packing, constant: cp.ndarray, out: cp.ndarray
     ) -> None:
-        """Layer norm over an article's packed rows and as many rows `constant` as the frame has more; ReLU, pool.
+        """Compute layer norm, ReLU and pool over an article's packed rows, and `constant` for the frame's other rows.
 
         Parameters
         ----------
@@ -318,9 +319,9 @@ class Operations:
         norm : DeviceNorm
             Gamma and beta.
         packing : Packing
-            Where the rows lie.
+            The places of the rows.
         constant : cupy.ndarray
-            The row that stands beyond an article's own, [channels].
+            The row that replaces those beyond an article's own, [channels].
         out : cupy.ndarray
             The output, [N, rows, channels].
 
@@ -336,7 +337,7 @@ class Operations:
     def linear(
         self, x: cp.ndarray, layer: Layer, weight: cp.ndarray, bias: cp.ndarray, packing: Packing, out: cp.ndarray
     ) -> None:
-        """x weight + bias with ReLU: a convolution with one tap, whose units are articles.
+        """Compute x weight + bias with ReLU, as a convolution with one tap whose units are articles.
 
         Parameters
         ----------
@@ -345,11 +346,11 @@ class Operations:
         layer : Layer
             The layer.
         weight : cupy.ndarray
-            Its weights, as in `DeviceWeights.products`.
+            The weights of the layer, as in `DeviceWeights.products`.
         bias : cupy.ndarray
-            Its bias, as in `DeviceWeights.bias`.
+            The bias of the layer, as in `DeviceWeights.bias`.
         packing : Packing
-            It holds the number of articles.
+            The packing, which has the number of articles.
         out : cupy.ndarray
             The output, [N, outputs], with room for more.
 
@@ -361,33 +362,33 @@ class Operations:
         statistics: cp.ndarray | None = None, beside: cp.ndarray | None = None, temperature: float = 1.0,
         link: int = SOFTMAX, rows: cp.ndarray | None = None,
     ) -> None:  # fmt: skip
-        """The last layer, softmax at a temperature or another link, as in `scores`, and the k best classes.
+        """Compute the last layer, softmax at a temperature or another link (see `scores`), and the k best classes.
 
         Parameters
         ----------
         x : cupy.ndarray
             The input, [M, inputs].
         count : int32 [1]
-            The number of articles, M at most.
+            The number of articles, at most M.
         layer : Layer
             The last layer.
         weight : float32 [classes, inputs]
-            Its weights.
+            The weights of the last layer.
         bias : float32 [classes]
-            Its bias.
+            The bias of the last layer.
         out : Scored
-            Where the results go.
+            The arrays for the results.
         statistics : float32 [M, 2], optional
-            Those of block 1. Where they have overflowed, so do the scores, which 8-bit rows would not show.
+            The statistics of block 1. If they have overflowed, the scores become NaN, which 8-bit rows would not show.
         beside : float32 [N, classes], optional
-            What is added to the logits; it may be `out.logits`.
+            The scores that are added to the logits. It may be `out.logits`.
         temperature : float
-            By which logits are divided.
+            The number by which logits are divided.
         link : int
             How scores follow from logits.
         rows : int32 [M], optional
-            Which articles x has rows of, among those of `beside` and `out`; the others stay as they are. By default
-            these are all.
+            The numbers of the articles of x among those of `beside` and `out`. The other articles stay as they are. By
+            default x has all articles.
 
         """
         kernel = catalog.head_kernel(self.stored, layer)
@@ -403,26 +404,26 @@ class Operations:
         self, bias: cp.ndarray, count: cp.ndarray, out: Scored, temperature: float, link: int,
         margin: float | None = None, cuts: cp.ndarray | None = None, asked: Asked | None = None,
     ) -> None:  # fmt: skip
-        """Scores and best classes of n-grams alone. What they add to the logits is in `out.logits`, which stays.
+        """Compute scores and best classes of n-grams alone. Their part of the logits is in `out.logits`, which stays.
 
         Parameters
         ----------
         bias : float32 [classes]
-            What is added to the logits.
+            The bias that is added to the logits.
         count : int32 [1]
             The number of articles, at most the N of `out`.
         out : Scored
-            Where the results go.
+            The arrays for the results.
         temperature : float
-            By which logits are divided.
+            The number by which logits are divided.
         link : int
             How scores follow from logits.
         margin : float, optional
-            As in `cascade`: the network is asked about articles below it.
+            The margin of `cascade`. The network must score articles below it.
         cuts : float32 [classes], optional
-            As in `cascade`, of a model that gives several labels.
+            The cuts of `cascade`, for a model that gives several labels.
         asked : Asked, optional
-            Where these articles go; their number is added to `asked.count`.
+            The arrays for the articles that the network must score. Their number is added to `asked.count`.
 
         """
         most, classes = out.logits.shape
@@ -437,7 +438,7 @@ class Operations:
         )  # fmt: skip
 
     def gather(self, ids: cp.ndarray, asked: Asked, out: cp.ndarray) -> None:
-        """The ids of the articles that the network is asked about, uint8 [N, pitch], one after the other."""
+        """Copy the ids of the articles that the network must score to `out`, uint8 [N, pitch], without gaps."""
         grid = (-(-len(ids) // catalog.WARPS),)
         self.launch(catalog.gather_kernel(), grid, (ids, _int(ids.shape[1]), *asked, out))
 
@@ -453,28 +454,28 @@ class Operations:
         out: cp.ndarray,
         rotary: NDArray[np.void] | None = None,
     ) -> None:
-        """A product of an encoder.
+        """Compute a product of an encoder.
 
         Parameters
         ----------
         rows : cupy.ndarray
-            [rows, inputs], with room for more.
+            The input, [rows, inputs], with room for more.
         layer : Layer
-            Its shape.
+            The shape of the product.
         weight : cupy.ndarray
-            [outputs, inputs].
+            The weights, [outputs, inputs].
         bias : float32 [outputs]
-            What is added.
+            The bias.
         count : int32 [1]
             The number of rows.
         most : int
-            The same, as the host knows.
+            The number of rows, on the host.
         activation : str
-            What follows.
+            The activation of the outputs.
         out : cupy.ndarray
-            [rows, outputs]; half as many of gated ones.
+            The output, [rows, outputs], or half as many outputs if they are gated.
         rotary : void24 [1], optional
-            As `rotary_record` returns it, for an activation of "ROTARY".
+            The result of `rotary_record`, for the activation "ROTARY".
 
         """
         at = self.tiles.get(layer.name) or product_tile(self.generation, self.precision, self.architecture, layer)
@@ -504,27 +505,28 @@ class Operations:
         layer : Layer
             The layer.
         weight : cupy.ndarray
-            Its weights, as in `DeviceWeights.products`.
+            The weights of the layer, as in `DeviceWeights.products`.
         bias : cupy.ndarray
-            Its bias, as in `DeviceWeights.bias`.
+            The bias of the layer, as in `DeviceWeights.bias`.
         count : int32 [1]
             The number of units.
         closing : uint8 [units], or None
-            As in `Packing`.
+            The closing units. See `Packing`.
         constant : cupy.ndarray or None
-            [outputs], What closing units get.
+            The output of closing units, [outputs].
         out : cupy.ndarray
             The output.
         most : int
-            How many units there are at most, as the host knows.
+            The largest number of units, which is all that the host knows.
         saturated : uint64 [1], or None
-            For an output in 8 bits: where saturated values are counted.
+            For an output in 8 bits, the counter of saturated values.
         activation : str, optional
-            What follows, for an encoder; else the layer says.
+            The activation, for an encoder. By default the layer decides.
         rotary : void24 [1], optional
-            As of `dense`.
+            See `dense`.
 
         """
+        # Choose the tile and the kernel.
         at = self.tiles.get(layer.name) or product_tile(self.generation, self.precision, self.architecture, layer)
         kernel = catalog.product_kernel(self.stored, layer, at, activation)
         m_tiles, n_tiles = -(-most * layer.product_pool // at.rows), layer.outputs // at.outputs
@@ -533,6 +535,7 @@ class Operations:
             packing = (*packing, or_null(saturated))
         if isinstance(at, Sm80Tile) and not isinstance(at, Sm80SplitTile):
             packing = (*packing, _NO_ROTARY if rotary is None else rotary)
+        # Launch persistent clusters on Hopper, and elsewhere a block for each tile.
         if isinstance(at, Sm90Tile):
             clusters = min(self.sms // at.cluster, -(-m_tiles // at.cluster) * n_tiles)
             slabs = (_int(layer.inputs * self.stored.read_by(layer).bytes // SLAB_BYTES), _int(n_tiles))
@@ -546,7 +549,10 @@ class Operations:
         self.launch(kernel, (n_tiles, m_tiles), (rows, weight, bias, out, *channels, *packing))
 
     def _tensor_maps(self, rows: cp.ndarray, layer: Layer, weight: cp.ndarray, at: Sm90Tile) -> tuple[Any, Any]:
-        """Tensor maps of the room for rows (by phases before a pool) and of the weights (a block's share at a time)."""
+        """Return tensor maps of the buffer of rows and of the weights.
+
+        Rows are loaded by phases before a pool, and weights in the share of one block of a cluster.
+        """
         pool, row_bytes = layer.product_pool, layer.inputs * self.stored.read_by(layer).bytes
         phases = () if pool == 1 else (pool,)
         shape = (rows.nbytes // (pool * row_bytes), *phases, row_bytes)
@@ -555,14 +561,14 @@ class Operations:
         return tensor_map(rows.data.ptr, shape, box), tensor_map(weight.data.ptr, weight_shape, weight_box)
 
     def prepare(self, kernels: Sequence[Kernel]) -> None:
-        """Compile kernels on all cores and load them, so that no batch waits for that."""
+        """Compile kernels on all cores and load them, so that no batch has to wait for this."""
         compiled_for = catalog.target(self.generation, self.architecture)
         compile_all([(kernel.file, kernel.expression) for kernel in kernels], compiled_for)
         for kernel in kernels:
             load(kernel.file, kernel.expression, compiled_for)
 
     def launch(self, kernel: Kernel, grid: tuple[int, ...], arguments: tuple[Any, ...]) -> None:
-        """Launch a kernel on CuPy's current stream. Raises BroadsheetError where that is refused."""
+        """Launch a kernel on CuPy's current stream. Raises BroadsheetError if CUDA refuses the launch."""
         function = load(kernel.file, kernel.expression, catalog.target(self.generation, self.architecture))
         self.launched(kernel, grid, arguments)
         try:
@@ -576,14 +582,14 @@ class Operations:
 def operations(
     generation: str, precision: str, device: cp.cuda.Device, launched: Launched = lambda *launch: None
 ) -> Operations:
-    """The operations for a GPU, with the tiles of the table."""
+    """Return the operations for a GPU, with the tiles of the table."""
     sms = device.attributes["MultiProcessorCount"]
     stored = STORAGE[generation][precision]
     return Operations(generation, precision, stored, f"sm_{device.compute_capability}", sms, {}, launched)
 
 
 def tile_shape(ops: Operations, layer: Layer) -> tuple[int, int] | None:
-    """Input rows and outputs that one tile of a product covers; None for a layer that is not a tiled product."""
+    """Return the input rows and outputs of one tile of a product, or None for a layer that is not a tiled product."""
     if layer.is_lookup or not layer.relu:
         return None
     at = product_tile(ops.generation, ops.precision, ops.architecture, layer)
@@ -591,13 +597,13 @@ def tile_shape(ops: Operations, layer: Layer) -> tuple[int, int] | None:
 
 
 def load(file: str, expression: str, target: str) -> Any:
-    """The kernel as a CuPy function of the current device, compiled if the cache does not hold it."""
+    """Return the kernel as a CuPy function of the current device. Compile it if the cache does not have it."""
     return _load(file, expression, target, cp.cuda.runtime.getDevice())
 
 
 @cache
 def _load(file: str, expression: str, target: str, device: int) -> Any:
-    """Loaded once a process and device: a function belongs to the CUDA context that was current at the time.
+    """Load a kernel once per process and device. A function belongs to the CUDA context that is current at this time.
 
     All models of a process share it, and need different amounts of shared memory, so it may use the maximum.
     """
@@ -614,7 +620,7 @@ def _load(file: str, expression: str, target: str, device: int) -> Any:
 
 @cache
 def _blocks_an_sm(architecture: str, kernel: Kernel) -> int:
-    """How many thread blocks of block 1's kernel an SM has shared memory for. The grid is one wave of them."""
+    """Return how many thread blocks of block 1's kernel fit in the shared memory of an SM. The grid is one wave."""
     return shared_limit(architecture) // (kernel.shared_bytes + 1024)
 
 
@@ -623,5 +629,5 @@ def _int(value: int) -> np.int32:
 
 
 def or_null(array: cp.ndarray | None) -> Any:
-    """An argument of a kernel: an array, or a null pointer."""
+    """Return an argument of a kernel: the array, or a null pointer for None."""
     return np.uint64(0) if array is None else array

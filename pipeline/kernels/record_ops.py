@@ -1,6 +1,8 @@
-"""From the bytes of files to the values of their records, on a GPU: launches of the kernels in `records/`.
+"""Launches the kernels in `records/`, which turn the bytes of files into the values of their records on a GPU.
 
-Arrays are CuPy's, and kernels run on its current stream. The results are views of memory of its pool.
+    line_ends -> lines -> objects or fields -> measure -> write
+
+Arrays are CuPy's, and kernels run on its current stream. The results are in memory of its pool.
 """
 
 from __future__ import annotations
@@ -38,17 +40,17 @@ from .json_keys import JsonKeys
 from .ops import load
 
 NULL, FIELD = 1, 4
-"""Kinds of values, as records/values.cuh numbers them."""
+"""Two kinds of values, with their numbers in records/values.cuh."""
 
 NOT_THERE = -1
-"""In place of a character that a dialect does not have, or of a field that a file does not have."""
+"""Replaces a character that a dialect does not have, or the number of a field that a file does not have."""
 
 _SPAN_BYTES = 2048
-"""Bytes of a block in which one warp looks for line ends."""
+"""The bytes of a block in which one warp looks for line ends."""
 
 
 class RecordOperations:
-    """The operations on a GPU of one architecture. They launch kernels, and wait for none.
+    """The operations on records on one GPU. They launch kernels and do not wait for them.
 
     Parameters
     ----------
@@ -68,7 +70,7 @@ class RecordOperations:
         block : uint8 [bytes]
             The block.
         rules : LineRules
-            How lines end.
+            The rules for how lines end.
 
         """
         size, span, spans = np.int64(len(block)), np.int32(_SPAN_BYTES), -(-len(block) // _SPAN_BYTES)
@@ -89,11 +91,11 @@ class RecordOperations:
         block : uint8 [bytes]
             The block, which ends with a line end.
         found : LineEnds
-            Its line ends.
+            The line ends of the block.
         rules : LineRules
-            How lines end.
+            The rules for how lines end.
         out : Lines
-            Where the lines go, those too that are no records: as many as there are line ends.
+            The arrays for the lines, including lines that are not records. Their length is the number of line ends.
 
         """
         spans, ends = len(found.up_to), cp.empty(len(out.begins), np.uint32)
@@ -103,17 +105,17 @@ class RecordOperations:
         self._launch(kernel, -(-len(ends) // kernel.threads), (block, ends, np.int32(len(ends)), *rule, *out))
 
     def objects(self, records: Unread, keys: DeviceKeys) -> None:
-        """Find the values of JSON objects. keys: those of the columns."""
+        """Find the values of JSON objects. keys: the keys of the columns."""
         self._find(read_objects_kernel(), records, keys.record)
 
     def refuse_repeated_keys(self, records: Unread) -> None:
-        """Leave records to the host in which an object that is a value has a key twice. records: those of `objects`."""
+        """Leave a record to the host if an object in a value has a key twice. records: see `objects`."""
         values, count = records.values, len(records.begins)
         arguments = (records.block, values.record(count), *records.odd)
         self._launch_warps(refuse_repeated_keys_kernel(), count, arguments)
 
     def fields(self, records: Unread, fields: DeviceFields) -> None:
-        """Find the fields of CSV, or lines of text. fields: those of the columns."""
+        """Find the fields of CSV, or lines of text. fields: the fields of the columns."""
         self._find(read_fields_kernel(), records, fields.record)
 
     def _find(self, kernel: Kernel, records: Unread, wanted: NDArray[np.void]) -> None:
@@ -124,20 +126,20 @@ class RecordOperations:
     def measure(
         self, block: cp.ndarray, values: Values, quote: int, most: int = 0, characters: cp.ndarray | None = None
     ) -> cp.ndarray:
-        """Where the text of each value goes, and where the last one ends: int64 [values + 1].
+        """Return where the text of each value begins, and where the last ends: int64 [values + 1].
 
         Parameters
         ----------
         block : uint8 [bytes]
             The block.
         values : Values
-            Where the values are.
+            The places of the values.
         quote : int
-            The quote of fields, as of `LineRules`.
+            The quote of fields. See `LineRules`.
         most : int
-            How many characters of a value are kept; 0 for all.
+            The most characters of a value that are kept, or 0 for all.
         characters : int64 [values], optional
-            Where the characters of the whole values are written.
+            The array for the number of characters in each whole value.
 
         """
         count = len(values.kinds)
@@ -155,37 +157,37 @@ class RecordOperations:
         Parameters
         ----------
         block, values, quote
-            As of `measure`.
+            See `measure`.
         offsets : int64 [values + 1]
-            What that returned.
+            The result of `measure`.
         out : uint8 [bytes]
-            Where the texts go.
+            The array for the texts.
 
         """
         arguments = (block, *values, np.int64(len(values.kinds)), np.int32(quote), offsets, out)
         self._launch_warps(write_values_kernel(), len(values.kinds), arguments)
 
     def join(self, block: cp.ndarray, values: Values, quote: int, columns: int) -> tuple[cp.ndarray, Values]:
-        """The texts of several columns as one text for each of N records.
+        """Join the texts of several columns to one text for each of N records.
 
         Parameters
         ----------
         block, values, quote
-            As of `measure`; [columns * N] values.
+            See `measure`. There are [columns * N] values.
         columns : int
-            How many columns there are.
+            The number of columns.
 
         Returns
         -------
         data : uint8 [bytes]
-            What holds the joined texts.
+            The joined texts.
         joined : Values
-            Where they are in `data`, [N].
+            The places of the joined texts in `data`, [N].
 
         """
         records = len(values.kinds) // columns
         offsets = self.measure(block, values, quote)
-        texts = cp.empty(len(block), np.uint8)  # a text has no more bytes than the record has in its place
+        texts = cp.empty(len(block), np.uint8)  # a text never has more bytes than its value in the record
         self.write(block, values, quote, offsets, texts)
         data = cp.empty(len(block) + records * (columns - 1), np.uint8)
         joined = Values(cp.empty(records, np.uint8), cp.empty(records, np.uint32), cp.empty(records, np.uint32))
@@ -196,7 +198,7 @@ class RecordOperations:
         return data, joined
 
     def blank(self, data: cp.ndarray, offsets: cp.ndarray, out: cp.ndarray) -> None:
-        """Find the texts that hold nothing but white space: `out`, uint8 [N], is 1 for each.
+        """Find the texts that have only white space, and set `out`, uint8 [N], to 1 for each.
 
         data: uint8 [bytes]. offsets: int64 [N + 1], where each text begins, and where the last ends.
         """
@@ -204,12 +206,12 @@ class RecordOperations:
         self._launch(kernel, -(-len(out) // kernel.threads), (data, offsets, np.int32(len(out)), out))
 
     def map_bytes(self, data: cp.ndarray, table: cp.ndarray, out: cp.ndarray) -> None:
-        """Write what a table has for each byte of data, uint8 [bytes]. table: uint8 [256], as of `device_table`."""
+        """Write the table's entry for each byte of data, uint8 [bytes]. table: uint8 [256], from `device_table`."""
         kernel = map_bytes_kernel()
         self._launch(kernel, -(-len(data) // kernel.threads), (data, np.int64(len(data)), table, out))
 
     def strip(self, data: cp.ndarray, offsets: cp.ndarray) -> Values:
-        """The texts without the white space at their ends. data, offsets: as of `blank`."""
+        """Return the places of the texts without the white space at their ends. data, offsets: see `blank`."""
         kernel, count = strip_texts_kernel(), len(offsets) - 1
         found = Values(cp.empty(count, np.uint8), cp.empty(count, np.uint32), cp.empty(count, np.uint32))
         self._launch(kernel, -(-count // kernel.threads), (data, offsets, np.int32(count), *found))
@@ -225,7 +227,7 @@ class RecordOperations:
 
 
 def zeros(count: int, kind: DTypeLike) -> cp.ndarray:
-    """An array of zeros of the current stream."""
+    """Return an array of zeros, which the current stream fills."""
     array = cp.empty(count, kind)
     clear(array, cp.cuda.get_current_stream())
     return array
@@ -236,7 +238,7 @@ def _or_null(array: cp.ndarray | None) -> Any:
 
 
 class Skipped(IntEnum):
-    """Which lines are no records, as records/lines.cu numbers them. BLANK ones hold only what JSON takes for space."""
+    """The lines that are not records, numbered as in records/lines.cu. BLANK lines have only white space of JSON."""
 
     NONE = 0
     EMPTY = 1
@@ -244,16 +246,16 @@ class Skipped(IntEnum):
 
 
 class LineRules(NamedTuple):
-    """How the records of a format end.
+    """The rules for how the records of a format end.
 
     Attributes
     ----------
     skipped : Skipped
-        Which lines are no records.
+        The lines that are not records.
     most_crs : int
-        How many CRs before an LF belong to the line's end.
+        How many CRs before an LF belong to the line end.
     quote, delimiter : int
-        The characters of CSV; `NOT_THERE` where there is none.
+        The characters of CSV, or `NOT_THERE` if the format has none.
 
     """
 
@@ -264,7 +266,7 @@ class LineRules(NamedTuple):
 
     @property
     def dialect(self) -> NDArray[np.void]:
-        """records/quotes.cuh's `Dialect`, by value."""
+        """The argument `Dialect` of records/quotes.cuh, by value."""
         return np.array([(self.quote, self.delimiter)], "i4,i4").view("V8")
 
 
@@ -274,11 +276,11 @@ class LineEnds(NamedTuple):
     Attributes
     ----------
     up_to : int32 [spans]
-        How many there are up to the end of each span.
+        The number of line ends up to the end of each span.
     insides : uint8 [spans + 1] or None
-        Whether each span begins within quotes, and whether the block ends so; None where there are no quotes.
+        Whether each span begins within quotes, and whether the block ends within quotes. None if there are no quotes.
     unclear : int32 [1]
-        Of how many spans that is not certain: if there is one, nothing of this holds.
+        The number of spans for which this is not certain. If it is not 0, the line ends cannot be used.
 
     """
 
@@ -293,11 +295,11 @@ class Lines(NamedTuple):
     Attributes
     ----------
     begins, sizes : uint32 [lines]
-        The first byte of each in the block, and its bytes without the line end.
+        The first byte of each line in the block, and its number of bytes without the line end.
     is_record : uint8 [lines]
         0 for a line that is skipped.
     skipped : int32 [1]
-        Is increased by how many these are.
+        A counter that is increased by the number of skipped lines.
 
     """
 
@@ -308,14 +310,14 @@ class Lines(NamedTuple):
 
 
 class Values(NamedTuple):
-    """Where the values of records are, column by column.
+    """The places of the values of records, column by column.
 
     Attributes
     ----------
     kinds : uint8 [values]
-        What each value is: `Kind` of records/values.cuh.
+        The kind of each value: `Kind` of records/values.cuh.
     begins, sizes : uint32 [values]
-        The first byte of each in the block, and its bytes there.
+        The first byte of each value in the block, and its number of bytes there.
 
     """
 
@@ -324,11 +326,11 @@ class Values(NamedTuple):
     sizes: cp.ndarray
 
     def part(self, first: int, last: int) -> Values:
-        """The values from number `first` to before `last`."""
+        """Return the values from number `first` to before `last`."""
         return Values(*(array[first:last] for array in self))
 
     def record(self, records: int) -> NDArray[np.void]:
-        """records/values.cuh's `Values`, by value, of so many records."""
+        """Return the argument `Values` of records/values.cuh, by value, for `records` records."""
         addresses = (array.data.ptr for array in self)
         columns = len(self.kinds) // max(records, 1)
         return np.array([(*addresses, records, columns)], "u8,u8,u8,i4,i4").view("V32")
@@ -340,9 +342,9 @@ class Odd(NamedTuple):
     Attributes
     ----------
     which : uint8 [N]
-        1 for each of them.
+        1 for each record that is left to the host.
     count : int32 [1]
-        Is increased by how many these are.
+        A counter that is increased by the number of these records.
 
     """
 
@@ -351,20 +353,20 @@ class Odd(NamedTuple):
 
 
 class Unread(NamedTuple):
-    """Records of a block, and where what is found of them goes.
+    """Records of a block that are not read yet, and the arrays for their values.
 
     Attributes
     ----------
     block : uint8 [bytes]
         The block.
     begins, sizes : uint32 [N]
-        As of `Lines`.
+        The places of the records. See `Lines`.
     longest : int
-        The most bytes of a record that is not left to the host.
+        The most bytes of a record that the GPU reads. Longer records are left to the host.
     values : Values
-        Where the values go.
+        The arrays for the values.
     odd : Odd
-        Where the records that are left to the host are noted.
+        The arrays for the records that are left to the host.
 
     """
 
@@ -382,16 +384,16 @@ class DeviceFields:
     Parameters
     ----------
     rules : LineRules
-        The characters of the file.
+        The rules with the characters of the file.
     count : int
-        How many fields a record has.
+        The number of fields in a record.
     wanted : sequence of int
-        The field of each column, or `NOT_THERE`.
+        The number of the field of each column, or `NOT_THERE`.
 
     Attributes
     ----------
     record : ndarray
-        records/csv.cuh's `Fields`, by value.
+        The argument `Fields` of records/csv.cuh, by value.
 
     """
 
@@ -402,7 +404,7 @@ class DeviceFields:
 
 
 class DeviceKeys:
-    """The keys that a job uses, on a GPU. record: records/json.cuh's `Keys`, by value."""
+    """The keys that a job uses, on a GPU. record: the argument `Keys` of records/json.cuh, by value."""
 
     def __init__(self, keys: JsonKeys) -> None:
         tables: list[NDArray[Any]] = [keys.names, keys.first, keys.edges.view(np.uint8), keys.columns, keys.below]
@@ -413,13 +415,13 @@ class DeviceKeys:
 
 
 def device_table(content: NDArray[Any]) -> cp.ndarray:
-    """A table on the current GPU. The ranges and files of a job need the same ones."""
+    """Return a table on the current GPU. Ranges and files of a job share tables with the same content."""
     return _shared_table(cp.cuda.runtime.getDevice(), content.dtype.str, content.tobytes())
 
 
 @lru_cache(maxsize=256)
 def _shared_table(device: int, kind: str, content: bytes) -> cp.ndarray:
-    # The caller may allocate in a workspace, whose memory the next block takes. A table stays.
+    # The caller may allocate in a workspace, whose memory the next block reuses. A table must stay.
     with cp.cuda.using_allocator(cp.get_default_memory_pool().malloc):
         table = cp.asarray(np.frombuffer(content, kind))
     cp.cuda.get_current_stream().synchronize()  # other streams do not wait for this one

@@ -1,4 +1,4 @@
-"""A batch in flight, and which kernel of one runs: its memory on host and GPU, its events, its results."""
+"""Slots, which hold a batch in flight (its memory on host and GPU, events and results), and the name of its kernel."""
 
 from __future__ import annotations
 
@@ -21,8 +21,15 @@ from .twins import Twins, page_locked, views
 
 
 class Sums(NamedTuple):
-    """Counts over the articles of a batch: saturated activations, and articles about which the network was asked (0
-    where it is asked about all).
+    """Counts over the articles of a batch.
+
+    Attributes
+    ----------
+    saturated : int
+        The number of saturated activations.
+    asked : int
+        The number of articles that the network scored, or 0 if it scores all of them.
+
     """
 
     saturated: int
@@ -38,19 +45,19 @@ class Result(NamedTuple):
     Attributes
     ----------
     labels : int32 [N, k]
-        Class indices, the best first.
+        The indices of the best classes, the best first.
     best : float32 [N, k]
-        Their scores.
+        The scores of the best classes.
     scores : float32 [N, classes], or None
-        The score of every class, where they are wanted.
+        The score of every class, if the caller wants them.
     n_chars : int64 [N]
-        Characters of the whole text.
+        The number of characters in the whole text.
     truncated : uint8 [N]
-        1 where the text is longer than the model reads.
+        1 if the text is longer than what the model reads.
     unknown_chars : int64 [N]
-        Characters outside the alphabet, in the part that the model reads.
+        The number of characters outside the alphabet, in the part that the model reads.
     sums : Sums
-        What is counted of the batch as a whole.
+        The counts over the whole batch.
 
     """
 
@@ -64,31 +71,32 @@ class Result(NamedTuple):
 
 
 class Slot:
-    """A batch in flight: its texts and its results on the host (page-locked) and on the GPU, and its events.
+    """A batch in flight: its texts and results on the host (page-locked) and on the GPU, and its events.
 
-    Events are recorded at the beginning and the end of the copy in, of the kernels and of the copy out.
+    A batch goes through the slot in three stages, copy in -> kernels -> copy out. An event is recorded at the beginning
+    and at the end of each.
 
     Parameters
     ----------
     layers : sequence of Layer
         The layers of the network.
     room : Capacity
-        What a batch takes at most.
+        The size of the largest batch.
     ids : uint8 [articles, pitch]
-        Where the ids of a batch go. All slots share them, since one batch is computed after the other.
+        The memory for the ids of a batch. All slots share it, since the GPU computes one batch after the other.
 
     Attributes
     ----------
     given, found : Twins
-        The memory of the texts, and that of the results.
+        The memory of the texts, and the memory of the results.
     taken : Lock
-        Held from when a batch gets the slot until its results are copied.
+        A lock that is held from when a batch gets the slot until its results are copied.
     articles, top_k : int
-        How many articles the batch has, and how many labels each gets.
+        The number of articles in the batch, and of labels for each article.
     has_scores : bool
         Whether the scores of all classes are copied to the host.
     marks : list of (str, Event)
-        Of each kernel, with `each_kernel`: its name and an event before it.
+        The name of each kernel and an event before it, if `each_kernel` is True.
 
     """
 
@@ -98,7 +106,7 @@ class Slot:
         self._at = places(memory_plan.slot_input(layers, room))[0]
         self.given, self.found = Twins(sizes.texts), Twins(sizes.results, sizes.results_on_host)
         self.copy_begun, self.copied_in, self.begun, self.computed, self.out_begun = (cp.cuda.Event() for _ in range(5))
-        self.copied_out = cp.cuda.Event(block=True)  # whoever waits for it leaves its core to others
+        self.copied_out = cp.cuda.Event(block=True)  # a thread that waits for it sleeps, and does not spin on its core
         self.taken = Lock()
         self.each_kernel = False
         self.marks: list[tuple[str, cp.cuda.Event]] = []
@@ -106,22 +114,22 @@ class Slot:
 
     @property
     def input(self) -> dict[str, NDArray[Any]]:
-        """What the batch is given, on the host: as of `input_shapes`."""
+        """The input of the batch on the host. See `input_shapes`."""
         return views(self.given.host, self._at)
 
     @property
     def text_on_gpu(self) -> cp.ndarray:
-        """Where the text of a batch goes, uint8 [bytes]; of a batch that is encoded already, its ids."""
+        """The memory on the GPU for the text of a batch, uint8 [bytes], or for the ids of an encoded batch."""
         return views(self.given.device, self._at)["text"]
 
     def batch(self, top_k: int) -> DeviceBatch:
-        """The arrays of the slot on the GPU, with room for the largest batch."""
+        """Return the arrays of the slot on the GPU, with room for the largest batch."""
         return DeviceBatch.of(
             views(self.given.device, self._at), views(self.found.device, self._results(top_k)), self._ids
         )
 
     def result(self, sums: Callable[[dict[str, NDArray[Any]]], Sums]) -> Result:
-        """The results on the host. sums: finds what is counted of the batch in these."""
+        """Return the results on the host. sums: a function that computes the counts of the batch from the arrays."""
         copied = {name: at for name, at in self._results(self.top_k).items() if name != memory_plan.ON_GPU_ONLY}
         on_host, count = views(self.found.host, copied), self.articles
         return Result(
@@ -135,7 +143,7 @@ class Slot:
         )
 
     def stages(self, anchor: cp.cuda.Event) -> list[tuple[str, str, float, float]]:
-        """(name, lane, begin, end) of each stage of a finished batch, in milliseconds after `anchor`."""
+        """Return (name, lane, begin, end) for each stage of a finished batch, in milliseconds after `anchor`."""
 
         def after(event: cp.cuda.Event) -> float:
             return milliseconds(anchor, event)
@@ -150,11 +158,11 @@ class Slot:
         return copies_and_kernels + [(name, "compute", begin, ends[i + 1]) for i, (name, begin) in enumerate(times)]
 
     def copy_in(self, text: int, stream: cp.cuda.Stream) -> None:
-        """Begin to copy what the batch is given to the GPU, with so many bytes of its text."""
+        """Start to copy the input of the batch to the GPU. text: the number of bytes of its text."""
         self.given.copy_in(0, self._at["text"].start + text, stream)
 
     def copy_out(self, stream: cp.cuda.Stream) -> None:
-        """Begin to copy the results to the host."""
+        """Start to copy the results to the host."""
         at = self._results(self.top_k)
         self.found.copy_out(0, at["asked"].stop, stream)
         if self.has_scores:
@@ -167,7 +175,7 @@ class Slot:
 
 
 class Trail:
-    """Which kernel runs: before each one the stream itself writes a number to page-locked memory."""
+    """Remembers which kernel runs: before each kernel the stream writes its number to page-locked memory."""
 
     def __init__(self) -> None:
         self._names: list[str] = ["none"]
@@ -179,8 +187,8 @@ class Trail:
             self._names.append(name)
         (status,) = driver.cuStreamWriteValue32(stream, self._at.ctypes.data, self._names.index(name), 0)
         if status == driver.CUresult.CUDA_ERROR_NOT_SUPPORTED:
-            return  # without marks, an error names no kernel
-        # After a kernel has failed, this call fails too; the launch that follows raises that error with its batch.
+            return  # error messages then name no kernel
+        # After a kernel has failed, this call fails too. The next launch raises that error with its batch.
         if status != driver.CUresult.CUDA_SUCCESS and driver.cuStreamQuery(stream)[0] != status:
             raise BroadsheetError(f"cuStreamWriteValue32 before kernel {name}: {status.name}")
 

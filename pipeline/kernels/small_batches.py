@@ -1,9 +1,9 @@
-"""Batches of a few articles as CUDA graphs: to launch their kernels one by one takes longer than to run them.
+"""Small batches as CUDA graphs. With few articles, launching kernels one by one takes longer than running them.
 
-A graph repeats copies and kernels with the arguments that they were captured with, so there is one for each number of
-articles and of labels, made when it is first needed. What differs from batch to batch lies at fixed places: the text
-and its offsets on the host, and on the GPU the number of units, which products read there anyway. Kernels and bits are
-those of a batch that is launched one by one.
+A graph repeats copies and kernels with the arguments that they were captured with. So there is a graph for each number
+of articles and of labels, captured when it is first needed. Values that differ between batches are at fixed addresses:
+the text and its offsets on the host, and the number of units on the GPU. The kernels are the same as for a batch that
+is launched kernel by kernel, and so are the bits of the scores.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from .slots import Result
 from .twins import Twins, views
 
 _KEPT = 64
-"""Graphs, of those used last."""
+"""The number of graphs that stay in memory; the least recently used one is dropped."""
 
 
 class _Captured(NamedTuple):
-    """A graph, and the arrays on the host where it finds a batch and leaves its results.
+    """A graph, and the host arrays from which it reads a batch and to which it writes the results.
 
     Attributes
     ----------
     graph : cupy.cuda.Graph
         The graph.
     given : dict of str to ndarray
-        Text and offsets, as in `small_input`.
+        The text and the offsets, as in `small_input`.
     results : dict of str to ndarray
         The results, as in `result_shapes`.
 
@@ -45,7 +45,19 @@ class _Captured(NamedTuple):
 
 
 class SmallBatches:
-    """Graphs over the buffers of a network. most: articles of a batch."""
+    """CUDA graphs over the buffers of a network.
+
+    Parameters
+    ----------
+    network : Network
+        The network.
+
+    Attributes
+    ----------
+    most : int
+        The most articles in a small batch.
+
+    """
 
     def __init__(self, network: Network) -> None:
         self._network = network
@@ -55,11 +67,17 @@ class SmallBatches:
         self._captured = lru_cache(maxsize=_KEPT)(self._capture)
 
     def take(self, offsets: NDArray[np.int64]) -> bool:
-        """Whether these articles are few enough, and none so long that its characters are counted by many warps."""
+        """Return whether a graph can label these articles.
+
+        They must be few, and none may be so long that many warps count its characters.
+        """
         return 0 < len(offsets) - 1 <= self.most and int(np.diff(offsets).max()) <= self._longest
 
     def run(self, data: NDArray[np.uint8], offsets: NDArray[np.int64], top_k: int) -> Result:
-        """Label data[offsets[0]:offsets[-1]], UTF-8, and wait for it. The result is valid until the next call."""
+        """Label the texts in data[offsets[0]:offsets[-1]], UTF-8, and wait for the result.
+
+        The result is valid until the next call.
+        """
         count = len(offsets) - 1
         graph, given, results = self._captured(count, top_k)
         given["text"][: offsets[-1] - offsets[0]] = data[offsets[0] : offsets[-1]]
@@ -70,7 +88,7 @@ class SmallBatches:
         return Result(**arrays, sums=self._network.sums(results))
 
     def close(self) -> None:
-        """Release the graphs, and the memory that they copy from and to."""
+        """Release the graphs and the memory that they copy from and to."""
         self._captured.cache_clear()
         del self._captured, self._given, self._found
 

@@ -1,11 +1,11 @@
-"""Numbers of fp32 as two fp16 parts, x = high + low, as common/split.cuh stores them; and the scales of a model's
-channels, without which the parts would not hold 22 bits. Needs no GPU.
+"""Splits fp32 numbers into two fp16 parts, x = high + low, as common/split.cuh stores them. Needs no GPU.
 
-A part below 2^-24 is lost, and one above 65,504 is infinite. So each channel of each activation is stored multiplied by
-a power of two, which changes no bit but the exponent: the next layer's weights are divided by it, and multiplied by
-another one for each output. The powers come from what the channel gives on a text of random characters: its largest
-value there, before ReLU, is brought to between 2^8 and 2^9. An article may have values 128 times as large before a part
-is infinite, and with it every score; and values 2,000 times smaller before they lose a bit.
+Both parts together hold 22 bits, if the channels of a model are scaled. A part below 2^-24 is lost, and a part above
+65,504 is infinite. So each channel of each activation is stored multiplied by a power of two, which changes only its
+exponent. The weights of the next layer are divided by this power, and multiplied by another power for each output. The
+powers come from the values of the channel on a text of random characters: its largest value there, before ReLU, is
+scaled to between 2^8 and 2^9. An article may have values 128 times as large before a part is infinite, and with it
+every score. It may have values 2,000 times smaller before they lose a bit.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ..model.layers import NORM_EPSILON
 from ..model.reference import Floats, Norm, Weights
 
 GROUP = 32
-"""Numbers whose parts are stored together: first all high parts, then all low ones."""
+"""The count of numbers whose parts are stored together: first all high parts, then all low parts."""
 
 _TYPICAL_EXPONENT = 9
 """The exponent of the largest value that a channel has on a text of random characters, once it is scaled."""
@@ -28,10 +28,13 @@ _WEIGHT_EXPONENT = 14
 """The exponent of an output's largest weight, once it is scaled."""
 
 _LARGEST_EXPONENT = 120
-"""The largest exponent of a scale: beyond, fp32 has no room for scaled biases."""
+"""The largest exponent of a scale. Above it, scaled biases would overflow fp32."""
 
 _LEAST_SHARE = 2.0**-20
-"""A share of the variance of block 6 on that text, before its norm. Below it, an article's parts may lack bits."""
+"""The least variance of block 6 before its norm, as a share of the variance on that text.
+
+The parts of an article with a smaller variance may lack bits.
+"""
 
 _SEED = 0
 
@@ -46,15 +49,15 @@ class SplitWeights:
     Attributes
     ----------
     products : dict of str to float16 [kernel, outputs, 2 * inputs]
-        The parts of weights, by layer name.
+        The parts of the weights, by layer name.
     affine : dict of str to float32 [2, outputs]
-        What a sum is multiplied by and what is then added, by layer name.
+        The factor of a sum and the bias that is then added, by layer name.
     norm : dict of str to Norm
-        Gamma and beta with their channels' scales, by layer name.
+        Gamma and beta, multiplied by the scales of their channels, by layer name.
     last : float32 [outputs, inputs]
-        The last layer's weights, which take the scales away.
+        The weights of the last layer, divided by the scales of its inputs.
     least_variance : float
-        Of block 6 before its norm. Below it, an article is too far from random characters for its parts to be accurate.
+        The least variance of block 6 before its norm. The parts of an article with less are not accurate enough.
 
     """
 
@@ -66,7 +69,7 @@ class SplitWeights:
 
 
 def split(values: NDArray[np.floating]) -> NDArray[np.float16]:
-    """The parts of numbers [..., n], fp16 [..., 2 n]; n is a multiple of GROUP."""
+    """Return the parts of numbers [..., n] as fp16 [..., 2 n]. n is a multiple of GROUP."""
     with np.errstate(over="ignore", invalid="ignore"):
         high = values.astype(np.float16)
         low = (values - high.astype(values.dtype)).astype(np.float16)
@@ -76,23 +79,25 @@ def split(values: NDArray[np.floating]) -> NDArray[np.float16]:
 
 
 def joined(parts: NDArray[np.float16]) -> Doubles:
-    """The numbers of `split`."""
+    """Return the numbers that `split` has split."""
     groups: Doubles = parts.reshape(*parts.shape[:-1], -1, 2, GROUP).astype(np.float64)
     numbers: Doubles = groups.sum(axis=-2).reshape(*parts.shape[:-1], parts.shape[-1] // 2)
     return numbers
 
 
 def prepare(weights: Weights) -> SplitWeights:
-    """Scale and split a model's tensors; takes about 0.3 s for the shipped model."""
+    """Scale and split the tensors of a model. This takes about 0.3 s for the shipped model."""
+    # Measure the channels on random characters, and scale block 1.
     largest, variance = _largest_values(weights)
     first, *rest = weights.layers
     products, affine, norm = {}, {}, {}
     before = _powers(largest[first.name])
     norm[first.name] = _scaled(weights.norm[first.name], before)
+    # Scale and split each product. `before` has the powers of its inputs, `after` the powers of its outputs.
     for layer in rest[:-1]:
         name = layer.name
         weight = weights.conv[name] if layer.kind == "conv1d" else weights.linear[name][None]
-        # fc1's inputs are block 6's channels again and again.
+        # The inputs of fc1 repeat the channels of block 6 for each row.
         given = np.tile(before, layer.inputs // len(before))[:, None]
         of_output = _WEIGHT_EXPONENT - _exponents(np.abs(np.ldexp(weight, -given)).max(axis=(0, 1)))
         after = np.zeros(layer.outputs, np.int32) if layer.norm else _powers(largest[name])
@@ -103,6 +108,7 @@ def prepare(weights: Weights) -> SplitWeights:
             after = _powers(largest[name])
             norm[name] = _scaled(weights.norm[name], after)
         before = after
+    # The last layer removes the scales.
     with np.errstate(over="ignore"):
         last = np.ldexp(weights.linear[rest[-1].name].T, -before)
     return SplitWeights(products, affine, norm, np.ascontiguousarray(last), variance * _LEAST_SHARE)
@@ -115,26 +121,28 @@ def _scaled(norm: Norm, powers: Exponents) -> Norm:
 
 
 def _exponents(values: NDArray[np.floating]) -> Exponents:
-    """The power of two above each value; 0 for zero and for what is not finite."""
+    """Return the exponent of the power of two above each value, or 0 if the value is zero or not finite."""
     return np.where(np.isfinite(values) & (values > 0), np.frexp(values)[1], 0)
 
 
 def _powers(largest: Doubles) -> Exponents:
-    """The exponents of the scales of channels with these largest values."""
+    """Return the exponents of the scales of channels with these largest values."""
     return np.clip(_TYPICAL_EXPONENT - _exponents(largest), -_LARGEST_EXPONENT, _LARGEST_EXPONENT)
 
 
 def _largest_values(weights: Weights) -> tuple[dict[str, Doubles], float]:
-    """The largest value of each channel before ReLU, by layer, on a text of random characters; and block 6's variance.
+    """Return the largest value of each channel before ReLU, by layer, on random characters, and block 6's variance.
 
-    Where all values of a channel happen to be small, what it gives to independent inputs of the same size stands in for
-    them. In float64, so that every machine finds the same powers of two.
+    If all values of a channel happen to be small, the value that it would have for independent inputs of the same size
+    replaces them. The function computes in float64, so that every machine finds the same powers of two.
     """
+    # A text of random characters that ends in the middle of the frame.
     rng = np.random.default_rng(_SEED)
     first, *rest = weights.layers
     ids = rng.integers(0, first.ids - 1, first.rows_in)
     ids[first.rows_in // 2 :] = weights.padding
     largest, variance = {}, 0.0
+    # The forward pass, layer by layer.
     with np.errstate(over="ignore", invalid="ignore"):
         x = np.zeros((first.rows_out, first.outputs)) + weights.bias[first.name]
         for tap in range(first.kernel):

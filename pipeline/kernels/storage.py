@@ -1,4 +1,4 @@
-"""The types in which the GPU stores weights and activations, of each kernel generation in each precision."""
+"""The types in which the GPU stores weights and activations, for each kernel generation and precision."""
 
 from __future__ import annotations
 
@@ -10,7 +10,16 @@ from ..model.layers import Layer
 
 
 class Element(NamedTuple):
-    """A type of stored numbers. name: in C++. dtype: NumPy's of as many bytes, which arrays of it are allocated in."""
+    """A type of stored numbers.
+
+    Attributes
+    ----------
+    name : str
+        The name of the type in C++.
+    dtype : type
+        A NumPy type with as many bytes, in which arrays of the type are allocated.
+
+    """
 
     name: str
     dtype: type[np.generic]
@@ -24,26 +33,26 @@ FLOAT = Element("float", np.float32)
 HALF = Element("Half", np.float16)
 BFLOAT = Element("BFloat", np.uint16)
 INT8 = Element("Int8", np.uint8)
-"""Activations are unsigned, weights signed."""
+"""8-bit integers: activations are unsigned, weights are signed."""
 
 TURING_INT8 = Element("TuringInt8", np.uint8)
-"""As INT8, but multiplied by the instructions of compute capability 7.5."""
+"""8-bit integers like INT8, which the instructions of compute capability 7.5 multiply."""
 
 SPLIT = Element("Split", np.uint32)
-"""Numbers of fp32 as two fp16 parts (kernels/split.py)."""
+"""Numbers in fp32, stored as two fp16 parts (kernels/split.py)."""
 
 
 class Storage(NamedTuple):
-    """Where each type is used.
+    """The types of the values that one precision stores.
 
     Attributes
     ----------
     rows : Element
-        What blocks 1 to 5 write, and the convolutions' weights.
+        The type of the outputs of blocks 1 to 5, and of the weights of the convolutions.
     norms : Element
-        What block 6's product writes, and γ and β of every norm.
+        The type of the output of block 6's product, and of γ and β of every norm.
     features : Element
-        What the linear layers read, and their weights but the last's.
+        The type of the inputs of the linear layers, and of their weights except the last layer's.
 
     """
 
@@ -52,11 +61,11 @@ class Storage(NamedTuple):
     features: Element
 
     def read_by(self, layer: Layer) -> Element:
-        """The type of a product's input and weights."""
+        """Return the type of the input and the weights of a product."""
         return self.rows if layer.kind == "conv1d" else self.features
 
     def written_by(self, layer: Layer) -> Element:
-        """The type of a product's output, or of block 1's."""
+        """Return the type of the output of a product or of block 1."""
         if layer.kind == "linear":
             return self.features
         return self.norms if layer.norm and not layer.is_lookup else self.rows
@@ -67,7 +76,7 @@ class Storage(NamedTuple):
 
     @property
     def is_exact(self) -> bool:
-        """Whether it is fp32."""
+        """Whether this is the storage of fp32."""
         return self.rows in (FLOAT, SPLIT)
 
     @property
@@ -88,4 +97,4 @@ STORAGE = {
     "sm80": _TENSOR_CORES,
     "sm90": _TENSOR_CORES,
 }
-"""The types by kernel generation, and then by precision, of which the first is the default."""
+"""The types by kernel generation and precision. The first precision of a generation is its default."""

@@ -1,7 +1,6 @@
-"""Tables that kernels read: of block 1 in place of its weights, computed in float64, of the branch of n-grams, of
-fastText's models, and of vocabularies.
+"""The tables that kernels read: for block 1, n-grams, fastText models, vocabularies and encoders. Needs only NumPy.
 
-NumPy only.
+The tables of block 1 replace its weights, and are computed in float64.
 """
 
 from __future__ import annotations
@@ -24,16 +23,16 @@ from .tiles import SLAB_BYTES
 
 
 class StatisticsTables(NamedTuple):
-    """What common/statistics.cu reads, where the formulas are.
+    """The tables that common/statistics.cu reads. Its comment has the formulas.
 
     Attributes
     ----------
     first : float32 [kernel, ids, 2]
-        Prefix sums over the taps, for each id.
+        The prefix sums over the taps, for each id.
     pairs : float32 [kernel, kernel - 1, ids, ids]
-        The same for each pair of ids, by their distance.
+        The prefix sums over the taps, for each pair of ids and each distance between them.
     sum_of_biases, sum_of_square_biases : float
-        Over the channels of block 1.
+        The sums over the channels of block 1.
 
     """
 
@@ -44,22 +43,22 @@ class StatisticsTables(NamedTuple):
 
 
 class VocabularyTables(NamedTuple):
-    """What common/wordpiece.cu reads, in the order of its `Vocabulary`.
+    """The tables that common/wordpiece.cu reads, in the order of its `Vocabulary`.
 
     Attributes
     ----------
     edges : structured [places]
-        The hash table of the tree of its entries: "key", "next", "token".
+        The hash table of the tree of entries: "key", "next", "token".
     pages : uint16 [4352]
-        As of `WordPiece`.
+        See `WordPiece`.
     characters, sequences : int32
-        As of `WordPiece`, with the combining classes of marks that have an order.
+        See `WordPiece`. Marks that have an order also have their combining class.
     special : uint8 [bytes]
-        What is one token wherever it stands, longest first.
+        The entries that are one token wherever they occur, longest first.
     special_ends, special_tokens : int32 [entries]
-        Where each ends, and its token.
+        Where each special entry ends, and its token.
     starts : uint32 [8]
-        A bit for each byte that begins one.
+        A bit for each byte that begins a special entry.
 
     """
 
@@ -104,20 +103,21 @@ def vocabulary_tables(tokens: WordPiece) -> VocabularyTables:
 
 
 def most_tokens(tables: VocabularyTables) -> int:
-    """Of a byte: as many as the code points that a character may become."""
+    """Return the most tokens that a byte can become: as many as the code points that a character may become."""
     counts = -1 - tables.characters[tables.characters < 0] & (1 << LENGTH_BITS) - 1
     return int(counts.max(initial=1))
 
 
 def vocabulary_record(tokens: WordPiece, tables: VocabularyTables, addresses: Sequence[int]) -> NDArray[np.void]:
-    """common/wordpiece.cu's `Vocabulary`, by value. addresses: where each of the tables is."""
+    """Return the argument `Vocabulary` of common/wordpiece.cu, by value. addresses: the address of each table."""
     rules = tokens.rules
     numbers = (len(tables.edges).bit_length() - 1, len(rules.special), rules.first, rules.last, rules.unknown, 0)
     return np.array([(*addresses, *numbers)], ",".join(["u8"] * len(addresses) + ["i4"] * len(numbers))).view("V88")
 
 
 def _edges(tokens: WordPiece) -> NDArray[np.void]:
-    """The tree of all entries: node 0 is where a word begins, node 1 where it is continued."""
+    """Return the tree of all entries as a hash table. Node 0 begins a word, and node 1 continues one."""
+    # Number the nodes of the tree.
     nodes: dict[tuple[int, int], int] = {}
     token_of: dict[int, int] = {}
     prefix = tokens.rules.prefix
@@ -128,6 +128,7 @@ def _edges(tokens: WordPiece) -> NDArray[np.void]:
                 node = nodes.setdefault((node, point), len(nodes) + 2)
             if points:
                 token_of[node] = number
+    # Write the edges to a hash table with linear search.
     edges = np.zeros(len(nodes), _EDGE)
     edges["key"] = [node << 21 | point for node, point in nodes]
     edges["next"] = [*nodes.values()]
@@ -137,7 +138,7 @@ def _edges(tokens: WordPiece) -> NDArray[np.void]:
     table["key"] = np.iinfo(np.uint64).max
     at = (edges["key"] * _HASH >> np.uint64(65 - places.bit_length())).astype(np.int64)
     left = np.arange(len(edges))
-    while len(left):  # those whose place is taken go one further
+    while len(left):  # edges whose place is taken try the next place
         free = table["key"][at[left]] == np.iinfo(np.uint64).max
         _, first = np.unique(at[left[free]], return_index=True)
         placed = left[free][first]
@@ -148,29 +149,30 @@ def _edges(tokens: WordPiece) -> NDArray[np.void]:
 
 
 def fixed_point(table: Floats, bias: Floats) -> tuple[NDArray[np.uint16], Floats]:
-    """Block 1's table as integers: an output is `zero + unit * (sum of its entries)`, and no sum reaches 65,536.
+    """Return the table of block 1 as integers, such that an output is `zero + unit * (sum of its entries)`.
 
-    table: [kernel, ids, channels], bias [channels]. Returns entries, uint16 of the table's shape, and fp32 [3,
-    channels]: unit, zero, bias. An entry is off by at most half a unit, which is the channel's range over 65,535.
+    No sum reaches 65,536. table: [kernel, ids, channels]. bias: [channels]. Returns the entries, uint16 with the shape
+    of the table, and fp32 [3, channels]: unit, zero and bias. An entry is off by at most half a unit. A unit is the
+    range of the channel divided by 65,535.
     """
     exact = table.astype(np.float64)
     lowest = exact.min(axis=1, keepdims=True)
     span = (exact.max(axis=1, keepdims=True) - lowest).sum(axis=0, keepdims=True)
-    largest = np.iinfo(np.uint16).max - len(table)  # each tap may round up by half
+    largest = np.iinfo(np.uint16).max - len(table)  # each tap may round up by half a unit
     unit = np.where(span > 0, span, 1) / largest
     entries = np.rint((exact - lowest) / unit).astype(np.uint16)
     zero = bias + lowest.sum(axis=(0, 1))
     affine = np.stack([unit[0, 0], zero, bias])
-    # The kernel multiplies them by 1 / deviation in fp32: what might overflow there is NaN, and so is every score.
+    # The kernel multiplies these by 1 / deviation in fp32. Values that might overflow become NaN, like all scores.
     affine[:, np.abs(affine[:2]).max(axis=0) > np.finfo(np.float32).max * np.sqrt(NORM_EPSILON)] = np.nan
     return entries, affine.astype(np.float32)
 
 
 def eight_bit_order(outputs: int) -> NDArray[np.intp]:
-    """The order in which `sm90` reads the weights of outputs in 8 bits.
+    """Return the order in which `sm90` reads the weights of outputs in 8 bits.
 
-    A thread holds columns 2t, 2t + 1, 8 + 2t and 9 + 2t of each 16 columns of a product. These take the outputs 4t to
-    4t + 3, so that the thread has four neighbouring bytes.
+    A thread has the columns 2t, 2t + 1, 8 + 2t and 9 + 2t of each 16 columns of a product. These columns get the
+    outputs 4t to 4t + 3, so that the thread has four neighbouring bytes.
     """
     thread, half, column = np.meshgrid(np.arange(4), np.arange(2), np.arange(2), indexing="ij")
     of_sixteen = np.empty(16, np.intp)
@@ -179,12 +181,12 @@ def eight_bit_order(outputs: int) -> NDArray[np.intp]:
 
 
 def rescale_table(bias: NDArray[np.int32], scale: Floats) -> NDArray[np.int32]:
-    """The epilogue of a product in 8 bits, int32 [outputs, 2]: its bias, and the bits of its scale."""
+    """Return the table for rescaling a product in 8 bits, int32 [outputs, 2]: its bias, and the bits of its scale."""
     return np.stack([bias, scale.view(np.int32)], axis=1)
 
 
 def statistics_tables(weights: Weights) -> StatisticsTables:
-    """Prefix sums over the taps, in float64, by the formulas in common/statistics.cu."""
+    """Return the prefix sums over the taps, computed in float64 by the formulas in common/statistics.cu."""
     table = weights.table.astype(np.float64)
     bias = weights.bias[weights.layers[0].name].astype(np.float64)
     kernel, ids, _ = table.shape
@@ -193,28 +195,28 @@ def statistics_tables(weights: Weights) -> StatisticsTables:
     for lag in range(1, kernel):
         products = np.stack([2 * table[tap] @ table[tap + lag].T for tap in range(kernel - lag)])
         pairs[: kernel - lag, lag - 1] = products.cumsum(axis=0)
-    with np.errstate(over="ignore"):  # the kernel makes a variance of it that is not finite
+    with np.errstate(over="ignore"):  # the variance in the kernel is then not finite
         first, pairs = first.astype(np.float32), pairs.astype(np.float32)
     return StatisticsTables(first, pairs, float(bias.sum()), float(bias @ bias))
 
 
 COLUMNS = 8
-"""Columns of a row that one lane reads, in 16 bytes."""
+"""The columns of a row that one lane reads, in 16 bytes."""
 
 MOST_LANES = 32
 
 
 class NGramTables(NamedTuple):
-    """A branch's table as the kernel reads it.
+    """The table of a model's n-grams as the kernel reads it.
 
     Attributes
     ----------
     table : int16 [slabs, buckets, columns]
-        Squares, and then the weights of some of the classes.
+        The squares, and then the weights of some of the classes.
     scale : float32 [2, slabs, columns]
-        What one step of a weight stands for: of words, then of characters.
+        The value of one step of a weight: for words, then for characters.
     script : Script
-        What characters are.
+        The tables that classify characters.
 
     """
 
@@ -224,7 +226,7 @@ class NGramTables(NamedTuple):
 
 
 def lanes(classes: int) -> int:
-    """Lanes that read a row together: a power of two, so that whole rows fit a warp."""
+    """Return how many lanes read a row together: a power of two, so that a warp reads whole rows."""
     count = 1
     while count < MOST_LANES and count * COLUMNS <= classes:
         count *= 2
@@ -232,12 +234,12 @@ def lanes(classes: int) -> int:
 
 
 def slabs(classes: int) -> int:
-    """Parts of the classes that a warp takes one at a time, each beside the squares."""
+    """Return into how many slabs the classes are divided. A warp computes one slab, and each has the squares."""
     return -(-classes // (lanes(classes) * COLUMNS - 1))
 
 
 def ngram_tables(ngrams: NGrams) -> NGramTables:
-    """Rearrange a branch's table."""
+    """Rearrange the table of a model's n-grams."""
     buckets, classes = len(ngrams.table), ngrams.table.shape[1] - 1
     width, count = lanes(classes) * COLUMNS, slabs(classes)
     table = np.zeros((count, buckets, width), np.int16)
@@ -252,25 +254,25 @@ def ngram_tables(ngrams: NGrams) -> NGramTables:
 
 
 def ngram_bytes(ngrams: NGrams) -> int:
-    """Bytes of all that `ngram_tables` returns."""
+    """Return the bytes of all arrays that `ngram_tables` returns."""
     classes = ngrams.table.shape[1] - 1
     columns = slabs(classes) * lanes(classes) * COLUMNS
     return columns * (2 * len(ngrams.table) + 8) + sum(part.nbytes for part in script())
 
 
 class FastTextShape(NamedTuple):
-    """How a row is read: each lane reads some columns of each slab.
+    """How the kernel reads a row: each lane reads some columns of each slab.
 
     Attributes
     ----------
     lanes : int
-        Lanes that read a row together.
+        The number of lanes that read a row together.
     columns : int
-        Columns of a lane.
+        The number of columns that a lane reads.
     bits : int
-        Bits of a number, 16 or 32.
+        The width of a number, 16 or 32.
     slabs : int
-        Parts of a row that are read one after another.
+        The number of parts of a row, which different warps read.
 
     """
 
@@ -281,12 +283,16 @@ class FastTextShape(NamedTuple):
 
 
 _ALWAYS_EXACT = 16
-"""Columns, whose rows of 32 bits are two sectors of L2: those of 16 would save little, and be off by up to 1e-4."""
+"""Tables with up to so many columns always have 32 bits.
+
+Such a row is two sectors of L2. Numbers of 16 bits would save little, and scores would be off by up to 1e-4.
+"""
 
 
 def fasttext_shape(columns: int, exact: bool) -> FastTextShape:
-    """The shape for a table with so many columns. exact: whether probabilities are those of fp32, and not off by up to
-    1e-4.
+    """Return the shape for a table with `columns` columns.
+
+    exact: whether probabilities must be those of fp32. Else they are off by up to 1e-4.
     """
     bits = 32 if exact or columns <= _ALWAYS_EXACT else 16
     width = 2 if columns <= 2 else 4 if columns <= 4 else COLUMNS
@@ -297,28 +303,28 @@ def fasttext_shape(columns: int, exact: bool) -> FastTextShape:
 
 
 class FastTextTables(NamedTuple):
-    """A model of fastText's as the kernels read it.
+    """A fastText model as the kernels read it.
 
     Attributes
     ----------
     slots : uint32 [slots, 2]
-        The hash of an entry of the dictionary and its number plus 1, at the place of the hash or the next free one.
+        The hash of each entry of the dictionary and its number plus 1, at the place of the hash or the next free place.
     words : uint8 [bytes]
-        As in `FastText`.
+        See `FastText`.
     ends : int64 [entries]
-        As in `FastText`.
+        See `FastText`.
     end : int
-        The number of "</s>"; -1 for none.
+        The number of "</s>", or -1 for none.
     pruned : int32 [buckets], or None
-        Of a pruned model: the row of each bucket, as `FastText.rows_of_buckets` returns it.
+        The row of each bucket, from `FastText.rows_of_buckets`, if the model is pruned.
     table : int32 or int16 [slabs, rows, columns]
         The rows as integers.
     scale : float32 [slabs, columns]
-        What one step stands for.
+        The value of one step.
     output : float32 [columns, classes], or None
-        The matrix of the product; None where it is folded into the table.
+        The matrix of the product, or None if it is folded into the table.
     paths : Paths or None
-        The tree of hierarchical softmax; None for other models.
+        The tree of hierarchical softmax, or None for other models.
 
     """
 
@@ -334,7 +340,7 @@ class FastTextTables(NamedTuple):
 
 
 def fasttext_tables(model: FastText, exact: bool) -> FastTextTables:
-    """Rearrange a model of fastText's."""
+    """Rearrange a fastText model."""
     lanes, columns, bits, slabs = fasttext_shape(model.table.shape[1], exact)
     values, scales = model.fixed(bits)
     width, numbers = lanes * columns, model.numbers()
@@ -351,7 +357,7 @@ def fasttext_tables(model: FastText, exact: bool) -> FastTextTables:
 
 
 def _slots(model: FastText, numbers: NDArray[np.int64]) -> NDArray[np.uint32]:
-    """An open-addressing hash table, half full at most. Entries that want a place that is taken try the next one."""
+    """Return an open-addressing hash table that is at most half full. An entry whose place is taken tries the next."""
     sizes = np.diff(model.ends, prepend=0)
     hashes = hashed(np.full(len(sizes), FIRST_HASH), model.words, model.ends - sizes, sizes)[numbers]
     slots = np.zeros((1 << (2 * len(numbers)).bit_length(), 2), np.uint32)
@@ -365,7 +371,7 @@ def _slots(model: FastText, numbers: NDArray[np.int64]) -> NDArray[np.uint32]:
 
 
 def fasttext_bytes(model: FastText, exact: bool) -> int:
-    """Bytes of all that `fasttext_tables` returns."""
+    """Return the bytes of all arrays that `fasttext_tables` returns."""
     lanes, columns, bits, slabs = fasttext_shape(model.table.shape[1], exact)
     slots = 8 << (2 * len(model.ends)).bit_length()
     pruned = 0 if model.pruned is None else 4 * model.kinds.buckets
@@ -375,14 +381,14 @@ def fasttext_bytes(model: FastText, exact: bool) -> int:
 
 
 class EncoderShape(NamedTuple):
-    """How an encoder's rows lie.
+    """The layout of an encoder's rows.
 
     Attributes
     ----------
     pitch : int
-        Values of a row of vectors: the width, filled up with zeros to what the copy engine fetches.
+        The number of values in a row of vectors: the width, padded with zeros to what the copy engine fetches.
     head : int
-        Values of a head's vector, filled up to 32 or 64.
+        The number of values in a head's vector, padded to 32 or 64.
     layers : tuple of Layer
         The products "queries", "mix", "inner" and "outer".
 
@@ -394,10 +400,10 @@ class EncoderShape(NamedTuple):
 
 
 def encoder_shape(encoder: Encoder, tile_outputs: Sequence[int] = (128,)) -> EncoderShape | None:
-    """The shape of an encoder; None where the kernels have none: for more than 64 values a head, 2,048 of a vector,
-    8,192 of the head's, or 256 code points of a word.
+    """Return the shape of an encoder, or None if the kernels cannot compute it.
 
-    tile_outputs: as of `dense_outputs`. A layer gets the ones with the least to fill up, if nothing is gated or turned.
+    They can compute up to 64 values per head, 2,048 per vector, 8,192 per vector of the head, and words of 256 code
+    points. tile_outputs: see `dense_outputs`. A layer without gates and rotation gets the width with the least padding.
     """
     width, heads, inner = encoder.width, encoder.settings.heads, encoder.weights["0.outer"].shape[0]
     slab = SLAB_BYTES // 2
@@ -417,31 +423,31 @@ def encoder_shape(encoder: Encoder, tile_outputs: Sequence[int] = (128,)) -> Enc
 
 
 def encoder_layer(name: str, inputs: int, outputs: int) -> Layer:
-    """A product of an encoder."""
+    """Return the layer of an encoder's product."""
     return Layer(name, "dense", inputs, outputs, 1, None, 1, False, 1, 1, 1)
 
 
 def weight_table(encoder: Encoder, shape: EncoderShape, name: str) -> Floats:
-    """A weight as the kernels read it: with zeros where rows and heads are filled up, of products [outputs, inputs].
+    """Return a weight as the kernels read it: padded with zeros like rows and heads. Products are [outputs, inputs].
 
-    Of rotary embeddings, the two values of each pair of a head's queries and keys are neighbours. Of gated outputs, 16
-    are of eight values, in the order in which a thread of a product has them: see `_gated_order`.
+    With rotary embeddings, the two values of each pair of a head's queries and keys are neighbours. With gates, 16
+    outputs make eight values, in the order in which a thread of a product has them: see `_gated_order`.
 
     Parameters
     ----------
     encoder : Encoder
         The encoder.
     shape : EncoderShape
-        How its rows lie.
+        The layout of its rows.
     name : str
-        Of the weight.
+        The name of the weight.
 
     """
     weight = np.asarray(encoder.weights[name], np.float32)
     settings, layers = encoder.settings, {layer.name: layer for layer in shape.layers}
     is_bias = name.endswith(".bias")
     step = name.removesuffix(".bias").rpartition(".")[2]
-    if step not in layers:  # of a norm, or vectors of tokens and places
+    if step not in layers:  # a norm, or the vectors of tokens and places
         return np.pad(weight, [*[(0, 0)] * (weight.ndim - 1), (0, shape.pitch - weight.shape[-1])])
     layer = layers[step]
     weight = weight.T  # [outputs, inputs], or [outputs]
@@ -463,22 +469,22 @@ def weight_table(encoder: Encoder, shape: EncoderShape, name: str) -> Floats:
 
 
 def _filled(array: Floats, axis: int, size: int) -> Floats:
-    """The array with zeros up to a size of one axis."""
+    """Return the array padded with zeros to a size along one axis."""
     fill = [(0, 0)] * array.ndim
     fill[axis] = (0, size - array.shape[axis])
     return np.pad(array, fill)
 
 
 def _pairs_together(size: int) -> NDArray[np.intp]:
-    """The order of a head's values in which those that turn together, i and i + size / 2, are neighbours."""
+    """Return the order of a head's values in which the values of a pair, i and i + size / 2, are neighbours."""
     return np.arange(size).reshape(2, -1).T.ravel()
 
 
 def _gated_order(outputs: int) -> NDArray[np.intp]:
-    """The order of gated outputs. Before, the first half are the values, the second half their gates.
+    """Return the order of gated outputs. In the model, the first half are the values and the second half their gates.
 
-    Of each 16 columns of a product, a thread t has 2t, 2t + 1, 8 + 2t and 9 + 2t. These are value and gate of its
-    output 2t, and then of its output 2t + 1: neighbours of the eight that the 16 columns make.
+    Thread t has the columns 2t, 2t + 1, 8 + 2t and 9 + 2t of each 16 columns of a product. These are value and gate of
+    output 2t, and then of output 2t + 1. So they make neighbours among the eight outputs of the 16 columns.
     """
     group, second, thread, is_gate = np.indices((outputs // 16, 2, 4, 2))
     order: NDArray[np.intp] = group * 8 + thread * 2 + second + is_gate * (outputs // 2)
@@ -486,27 +492,31 @@ def _gated_order(outputs: int) -> NDArray[np.intp]:
 
 
 ROTARY_HEAD = 64
-"""Values of a head where there are no vectors of places, and the most of any, as in common/rotary.cuh."""
+"""The number of values in a head if positions have no vectors, and the most in any head, as in common/rotary.cuh."""
 
 
 def turn_table(encoder: Encoder, rotary: Rotary) -> Floats:
-    """What common/rotary.cuh reads: cosines and sines, float32 [most, ROTARY_HEAD / 2, 2]. rotary: of a layer."""
+    """Return the table that common/rotary.cuh reads: cosines and sines, float32 [most, ROTARY_HEAD / 2, 2].
+
+    rotary: the rotary embeddings of a layer.
+    """
     size = encoder.width // encoder.settings.heads
     return np.ascontiguousarray(_filled(turns(rotary, size, encoder.settings.most), 1, ROTARY_HEAD // 2))
 
 
 def distance_table(encoder: Encoder, shape: EncoderShape, layer: int) -> Floats:
-    """What sm80/distances.cu reads of a layer, float32 [rows, 2 heads ROTARY_HEAD]. In row i are the keys of all heads
-    for a distance of ``len / 2 - i``, and then the queries.
+    """Return the table that sm80/distances.cu reads for a layer, float32 [rows, 2 heads ROTARY_HEAD].
+
+    Row i has the keys of all heads for a distance of ``len / 2 - i``, and then the queries.
 
     Parameters
     ----------
     encoder : Encoder
         An encoder whose attention counts distances.
     shape : EncoderShape
-        How its rows lie.
+        The layout of its rows.
     layer : int
-        Which layer.
+        The number of the layer.
 
     """
     settings = encoder.settings
@@ -519,18 +529,18 @@ def distance_table(encoder: Encoder, shape: EncoderShape, layer: int) -> Floats:
 
 
 _MOST_QUERIES = 128
-"""Of a block of attention that counts distances."""
+"""The most queries in a block of attention that counts distances."""
 
 
 def rotary_record(places: int, table: int, outputs: int) -> NDArray[np.void]:
-    """common/rotary.cuh's `Rotary`, by value.
+    """Return the argument `Rotary` of common/rotary.cuh, by value.
 
     Parameters
     ----------
     places, table : int
-        Where the place of each row is, and a `turn_table`; 0 for none.
+        The addresses of the places of rows and of a `turn_table`, or 0 for none.
     outputs : int
-        How many outputs of a product are turned.
+        The number of outputs of a product that are turned.
 
     """
     return np.array([(places, table, outputs, 0)], "u8,u8,i4,i4").view("V24")
@@ -541,16 +551,16 @@ def _up(size: int, unit: int) -> int:
 
 
 class HeadTables(NamedTuple):
-    """What common/encoder.cu reads of a head.
+    """The tables that common/encoder.cu reads for a head.
 
     Attributes
     ----------
     steps : int32 [steps, 5]
-        Of each its kind, inputs, outputs, and where in `weights` its weight and its bias begin.
+        The kind, inputs and outputs of each step, and where in `weights` its weight and its bias begin.
     weights : float32
-        All, one after another, and a zero.
+        All weights and biases, one after another, and a zero.
     longest, outputs : int
-        Values of the longest vector, and of the last.
+        The number of values in the longest vector, and in the last.
 
     """
 
@@ -561,16 +571,18 @@ class HeadTables(NamedTuple):
 
 
 _HEAD_STEPS = ("identity", "tanh", "relu", "gelu", NORMALISE, LAYER_NORM)
-"""In the order of common/encoder.cu."""
+"""The kinds of steps, in the order of common/encoder.cu."""
 
 
 def head_tables(encoder: Encoder, is_logits: bool) -> HeadTables:
-    """is_logits: with the last product, if there is one."""
+    """Return the tables of an encoder's head. is_logits: whether to include the last product, if there is one."""
+    # Plan the steps, and the weight of each.
     numbers = count()
     without = {NORMALISE: "", LAYER_NORM: "head.norm.weight"}
     planned = [(step, without[step] if step in without else f"head.{next(numbers)}") for step in encoder.settings.head]
     if is_logits and "last" in encoder.weights:
         planned.append(("identity", "last"))
+    # Join the weights.
     steps, parts, size, longest = [], [np.zeros(0, np.float32)], encoder.width, encoder.width
     for step, name in planned:
         outputs, at = size, sum(map(len, parts))

@@ -1,4 +1,4 @@
-"""Descriptors for Hopper's copy engine (TMA)."""
+"""Descriptors for the copy engine of Hopper GPUs (TMA)."""
 
 from __future__ import annotations
 
@@ -13,11 +13,13 @@ from ..errors import BroadsheetError
 
 @lru_cache(maxsize=1024)
 def tensor_map(pointer: int, shape: tuple[int, ...], box: tuple[int, ...]) -> NDArray[np.void]:
-    """A descriptor for Hopper's copy engine (TMA), passed by value to kernels of `sm90/`: 128 bytes, [1] of void128, of
-    the bytes of a C-contiguous array, with the swizzle of as many bytes as a row of a box has, 128 or 64.
+    """Return a descriptor of a C-contiguous array for the copy engine (TMA), 128 bytes as void128 [1].
 
-    The type of its numbers does not matter to a copy. shape, box: in bytes, outermost dimension first, as in NumPy; the
-    copy engine's order is the reverse. Raises BroadsheetError where the driver rejects it.
+    Kernels of `sm90/` get it by value. The swizzle has as many bytes as a row of a box, 128 or 64. The type of the
+    numbers does not matter to a copy, so sizes are in bytes. Raises BroadsheetError if the driver rejects the sizes.
+
+    pointer: the address of the array. shape, box: the sizes of the array and of what one copy moves, in bytes, with the
+    outermost dimension first, as in NumPy. The copy engine expects the reverse order.
     """
     swizzles = driver.CUtensorMapSwizzle
     rank = len(shape)

@@ -1,11 +1,16 @@
-"""How thread blocks divide the work of a layer: a tile type for each kernel, and a table of tiles by generation,
-architecture and layer; `benchmarks/tune.py` finds better ones.
+"""Tiles, which say how thread blocks divide the work of a layer.
 
-A type holds what the host must know about its kernel: where its source is (folder, operation), which elements are
-template arguments (elements), whether it may write bytes (writes_bytes), whose saturated ones it then counts; and the
-rows and outputs of a tile, and threads and shared memory of a block (launch). The values reach the kernel as template
-arguments, where static assertions check that both agree. A tile changes speed and shared memory, but never the order of
-a sum over inputs, and so never a bit of a score.
+There is a tile type for each kernel, and a table of tiles by generation, architecture and layer. `benchmarks/tune.py`
+finds better tiles. A type has what the host must know about its kernel:
+
+- `folder` and `operation`: where its source is
+- `elements`: which types of stored numbers are template arguments
+- `writes_bytes`: whether it may write bytes, of which it then counts the saturated ones
+- `rows` and `outputs`: the size of a tile
+- `launch`: the threads and the shared memory of a block
+
+The values reach the kernel as template arguments, and static assertions in the kernel check that both sides agree. A
+tile changes speed and shared memory, but never the order of a sum over inputs, and so never a bit of a score.
 """
 
 from __future__ import annotations
@@ -18,7 +23,7 @@ from ..model.layers import Layer
 from .storage import Element
 
 SLAB_BYTES = 128
-"""Bytes of a row in a stage of tensor-core products: the widest that shared memory is swizzled by."""
+"""The bytes of a row in a stage of tensor-core products. This is the widest swizzle of shared memory."""
 
 SHARED_LIMIT = {
     "sm_75": 64 << 10,
@@ -32,16 +37,19 @@ SHARED_LIMIT = {
     "sm_120": 99 << 10,
     "sm_121": 99 << 10,
 }
-"""Bytes of shared memory that a block can use (CUDA C++ Programming Guide, table of compute capabilities)."""
+"""The bytes of shared memory that a block can use (CUDA C++ Programming Guide, table of compute capabilities)."""
 
 
 def shared_limit(architecture: str) -> int:
-    """The entry of SHARED_LIMIT; for an architecture that is not there, the least of all since sm_80."""
+    """Return the entry of SHARED_LIMIT, or for an unknown architecture the smallest entry since sm_80."""
     return SHARED_LIMIT.get(architecture.removesuffix("a"), 99 << 10)
 
 
 class Launch(NamedTuple):
-    """Threads and dynamic shared memory of a block. `str` gives the template argument by which kernels assert both."""
+    """The threads and the dynamic shared memory of a block.
+
+    `str` returns the template argument with which kernels assert both.
+    """
 
     threads: int
     shared_bytes: int = 0
@@ -52,18 +60,18 @@ class Launch(NamedTuple):
 
 @dataclass(frozen=True)
 class SimtLookupTile:
-    """Block 1 of `simt/`.
+    """The tile of block 1 in `simt/`.
 
     Attributes
     ----------
     positions : int
-        Pooled rows of a thread block.
+        The number of pooled rows of a thread block.
     articles : int
-        Articles that a thread block loops over.
+        The number of articles that a thread block loops over.
     folder, operation : str
-        Where the source is.
+        The folder and the name of the source file.
     writes_bytes : bool
-        Whether it may write bytes.
+        Whether the kernel may write bytes.
 
     """
 
@@ -85,20 +93,20 @@ class SimtLookupTile:
 
 @dataclass(frozen=True)
 class SlicedLookupTile:
-    """Block 1 of `sm80/`.
+    """The tile of block 1 in `sm80/`.
 
     Attributes
     ----------
     channels : int
-        Channels of a slice of the table.
+        The number of channels in a slice of the table.
     positions : int
-        Pooled rows of a slab.
+        The number of pooled rows in a slab.
     articles : int
-        Articles of a task.
+        The number of articles in a task.
     folder, operation : str
-        Where the source is.
+        The folder and the name of the source file.
     writes_bytes : bool
-        Whether it may write bytes.
+        Whether the kernel may write bytes.
 
     """
 
@@ -116,19 +124,22 @@ class SlicedLookupTile:
         return layer.ids, self.channels, self.positions, self.articles
 
     def launch(self, layer: Layer) -> Launch:
-        """A thread for eight channels of a position; the table's slice, and of 32 articles the bias in 16 bits."""
+        """Return the launch: a thread for eight channels of a position.
+
+        Shared memory holds the slice of the table, and the bias in 16 bits and the input of 32 articles.
+        """
         table = layer.kernel * layer.ids * self.channels * 2 + 4 * self.channels
         return Launch(self.channels // 8 * self.positions, table + 32 * 2 * self.channels + self._group_bytes(layer))
 
     def _group_bytes(self, layer: Layer) -> int:
-        """Twice, of 32 articles: statistics, end of text, words of ids; and first units, one more."""
+        """Return the bytes of two groups of 32 articles: statistics, ends of texts, words of ids and 33 first units."""
         words = (self.positions * layer.pool + layer.kernel + layer.pool + 2) // 4
         return 2 * (32 * (8 + 4 + 4 * words) + 33 * 4)
 
 
 @dataclass(frozen=True)
 class SplitLookupTile(SlicedLookupTile):
-    """Block 1 of `sm80/` in fp32, its output in two fp16 parts."""
+    """The tile of block 1 in `sm80/` in fp32, with its output in two fp16 parts."""
 
     operation: ClassVar[str] = "split_lookup_norm_pool"
     writes_bytes: ClassVar[bool] = False
@@ -137,23 +148,23 @@ class SplitLookupTile(SlicedLookupTile):
         return ()
 
     def launch(self, layer: Layer) -> Launch:
-        """A thread for four channels of a position."""
+        """Return the launch: a thread for four channels of a position."""
         table = layer.kernel * layer.ids * self.channels * 4
         return Launch(self.channels // 4 * self.positions, table + self._group_bytes(layer))
 
 
 @dataclass(frozen=True)
 class SimtTile:
-    """A product of `simt/`.
+    """The tile of a product in `simt/`.
 
     Attributes
     ----------
     rows, outputs : int
-        Rows and outputs of a tile.
+        The numbers of rows and of outputs in a tile.
     folder, operation : str
-        Where the source is.
+        The folder and the name of the source file.
     writes_bytes : bool
-        Whether it may write bytes.
+        Whether the kernel may write bytes.
 
     """
 
@@ -170,28 +181,31 @@ class SimtTile:
         return self.rows, self.outputs
 
     def launch(self, layer: Layer) -> Launch:
-        """Two buffers of 16 input channels: of the rows, with four banks to spare a channel, and of the weights."""
+        """Return the launch. Shared memory has two buffers of 16 input channels, for the rows and for the weights.
+
+        A channel of the rows has four more banks than it needs.
+        """
         return Launch(256, 2 * 16 * (self.rows + 4 + self.outputs) * 4)
 
 
 @dataclass(frozen=True)
 class Sm80Tile:
-    """A product of `sm80/`.
+    """The tile of a product in `sm80/`.
 
     Attributes
     ----------
     a_stages : int
-        Buffers of input slabs.
+        The number of buffers for input slabs.
     b_stages : int
-        Buffers of weight tiles.
+        The number of buffers for weight tiles.
     rows : int
-        Rows of a tile.
+        The number of rows in a tile.
     outputs : int
-        Outputs of a tile.
+        The number of outputs in a tile.
     folder, operation : str
-        Where the source is.
+        The folder and the name of the source file.
     writes_bytes : bool
-        Whether it may write bytes.
+        Whether the kernel may write bytes.
 
     """
 
@@ -210,14 +224,14 @@ class Sm80Tile:
         return self.rows, self.outputs, self.a_stages, self.b_stages
 
     def launch(self, layer: Layer) -> Launch:
-        """A warp for 48 rows of 64 outputs."""
+        """Return the launch: a warp for 48 rows of 64 outputs."""
         rows = self.a_stages * (self.rows + _rows_below(layer)) + self.b_stages * self.outputs
         return Launch(self.rows // 48 * (self.outputs // 64) * 32, rows * SLAB_BYTES)
 
 
 @dataclass(frozen=True)
 class Sm80SplitTile(Sm80Tile):
-    """A product of `sm80/` over numbers of two fp16 parts."""
+    """The tile of a product in `sm80/` over numbers in two fp16 parts."""
 
     operation: ClassVar[str] = "split_conv1d"
     writes_bytes: ClassVar[bool] = False
@@ -228,24 +242,24 @@ class Sm80SplitTile(Sm80Tile):
 
 @dataclass(frozen=True)
 class Sm90Tile:
-    """A product of `sm90/`.
+    """The tile of a product in `sm90/`.
 
     Attributes
     ----------
     rows : int
-        Rows of a tile.
+        The number of rows in a tile.
     a_stages : int
-        Buffers of input slabs.
+        The number of buffers for input slabs.
     b_stages : int
-        Buffers of weight tiles.
+        The number of buffers for weight tiles.
     cluster : int
-        Thread blocks that share each weight tile.
+        The number of thread blocks that share each weight tile.
     outputs : int
-        Outputs of a tile.
+        The number of outputs in a tile.
     folder, operation : str
-        Where the source is.
+        The folder and the name of the source file.
     writes_bytes : bool
-        Whether it may write bytes.
+        Whether the kernel may write bytes.
 
     """
 
@@ -265,27 +279,30 @@ class Sm90Tile:
         return self.rows, self.outputs, self.a_stages, self.b_stages, self.cluster
 
     def box_rows(self, layer: Layer) -> int:
-        """Rows of the input that the copy engine fetches at a time, for each phase of a pool."""
+        """Return the number of input rows that the copy engine fetches at once, for each phase of a pool."""
         return self.rows // layer.product_pool + _rows_below(layer)
 
     def launch(self, layer: Layer) -> Launch:
-        """Three warpgroups; the stages with two barriers each, and 16 rows of 128 16-bit outputs a warp, of 8."""
+        """Return the launch: three warpgroups.
+
+        Shared memory holds the stages with two barriers each, and 16 rows of 128 16-bit outputs for each of 8 warps.
+        """
         rows = self.a_stages * layer.product_pool * self.box_rows(layer) + self.b_stages * self.outputs
         return Launch(384, rows * SLAB_BYTES + 8 * 16 * 128 * 2 + 16 * (self.a_stages + self.b_stages))
 
 
 @dataclass(frozen=True)
 class Sm90SplitTile(Sm90Tile):
-    """A product of `sm90/` over numbers of two fp16 parts. A weight stage has two taps or slabs.
+    """The tile of a product in `sm90/` over numbers in two fp16 parts. A stage of weights has two taps or slabs.
 
     Attributes
     ----------
     outputs : int
-        Outputs of a tile.
+        The number of outputs in a tile.
     operation : str
-        Where the source is.
+        The name of the source file.
     writes_bytes : bool
-        Whether it may write bytes.
+        Whether the kernel may write bytes.
 
     """
 
@@ -297,7 +314,10 @@ class Sm90SplitTile(Sm90Tile):
         return (written,)
 
     def launch(self, layer: Layer) -> Launch:
-        """Four warpgroups; the stages with two barriers each, and before a pool 16 sums of each of 256 threads."""
+        """Return the launch: four warpgroups.
+
+        Shared memory holds the stages with two barriers each, and before a pool 16 sums of each of 256 threads.
+        """
         rows = self.a_stages * layer.product_pool * self.box_rows(layer) + self.b_stages * 2 * self.outputs
         exchanged = 16 * 256 * 4 if layer.product_pool > 1 else 0
         return Launch(512, rows * SLAB_BYTES + exchanged + 16 * (self.a_stages + self.b_stages))
@@ -305,18 +325,18 @@ class Sm90SplitTile(Sm90Tile):
 
 @dataclass(frozen=True)
 class Sm90DenseTile(Sm90Tile):
-    """A product of `sm90/` for rows of encoders; `b_stages` are as many as `a_stages`.
+    """The tile of a product in `sm90/` for rows of encoders. `b_stages` equals `a_stages`.
 
     Attributes
     ----------
     outputs : int
-        Outputs of a tile.
+        The number of outputs in a tile.
     stored_rows : int
-        Rows that a warp stores at once.
+        The number of rows that a warp stores at once.
     operation : str
-        Where the source is.
+        The name of the source file.
     writes_bytes : bool
-        Whether it may write bytes.
+        Whether the kernel may write bytes.
 
     """
 
@@ -329,19 +349,22 @@ class Sm90DenseTile(Sm90Tile):
         return self.rows, self.outputs, self.a_stages, self.cluster
 
     def launch(self, layer: Layer) -> Launch:
-        """Three warpgroups; the stages with four barriers each, and what each of 8 warps stores, of 16-bit outputs."""
+        """Return the launch: three warpgroups.
+
+        Shared memory holds the stages with four barriers each, and the 16-bit outputs that each of 8 warps stores.
+        """
         stages = self.a_stages * ((self.rows + self.outputs) * SLAB_BYTES + 32)
         return Launch(384, stages + 8 * self.stored_rows * self.outputs * 2)
 
 
 @dataclass(frozen=True)
 class Sm90NarrowTile(Sm90DenseTile):
-    """The same for widths that 192 does not divide.
+    """The tile of a product in `sm90/` for rows of encoders whose width 192 does not divide.
 
     Attributes
     ----------
     outputs : int
-        Outputs of a tile.
+        The number of outputs in a tile.
 
     """
 
@@ -349,7 +372,7 @@ class Sm90NarrowTile(Sm90DenseTile):
 
 
 def _rows_below(layer: Layer) -> int:
-    """Rows that are fetched below those of a tile, for the taps: whole groups of eight, the unit of the swizzle."""
+    """Return how many rows below a tile are fetched for the taps: whole groups of eight, the unit of the swizzle."""
     return 8 if layer.kernel > 1 else 0
 
 
@@ -357,9 +380,9 @@ LookupTile = SimtLookupTile | SlicedLookupTile
 ProductTile = SimtTile | Sm80Tile | Sm90Tile
 Tile = LookupTile | ProductTile
 
-# By layer name or kind, those of one precision with its name before that. "" is any architecture: within 99 KB, the
-# least of all since sm_80, or for sm75 within 64 KB. The others were measured on an H200, by benchmarks/tune.py or by
-# hand; those of fp32 were calculated, and not measured.
+# Tiles by layer name or kind. Tiles for one precision have its name before that. "" is any architecture: its tiles fit
+# in 99 KB, the smallest limit since sm_80, or for sm75 in 64 KB. The other tiles were measured on an H200, by
+# benchmarks/tune.py or by hand. The tiles for fp32 were calculated and not measured.
 _TILES: dict[tuple[str, str], dict[str, Tile]] = {
     ("simt", ""): {
         "lookup": SimtLookupTile(4, 16),
@@ -409,8 +432,9 @@ _TILES: dict[tuple[str, str], dict[str, Tile]] = {
 
 @cache
 def lookup_tile(generation: str, precision: str, architecture: str, layer: Layer) -> LookupTile:
-    """The configuration of block 1. Its slices are halved until one fits into a block's shared memory: alphabets differ
-    in size.
+    """Return the tile of block 1.
+
+    Alphabets differ in size, so its slices are halved until one fits in the shared memory of a block.
     """
     at = _tile(generation, precision, architecture, layer.name, "lookup")
     while isinstance(at, SlicedLookupTile) and at.launch(layer).shared_bytes > shared_limit(architecture):
@@ -422,7 +446,7 @@ def lookup_tile(generation: str, precision: str, architecture: str, layer: Layer
 
 @cache
 def product_tile(generation: str, precision: str, architecture: str, layer: Layer) -> ProductTile:
-    """The configuration of a layer that is no look-up."""
+    """Return the tile of a layer that is not a look-up."""
     at = _tile(generation, precision, architecture, layer.name, layer.kind)
     if isinstance(at, Sm90DenseTile) and layer.outputs % at.outputs:
         at = _tile(generation, precision, architecture, "narrow")
@@ -431,16 +455,21 @@ def product_tile(generation: str, precision: str, architecture: str, layer: Laye
 
 
 def dense_outputs(generation: str, precision: str, architecture: str) -> tuple[int, ...]:
-    """The widths of the tiles that an encoder's products can have, in outputs; the first can be gated or turned."""
+    """Return the widths, in outputs, of the tiles that an encoder's products can have.
+
+    Only products with the first width can be gated or rotary.
+    """
     at = _tile(generation, precision, architecture, "dense")
     assert isinstance(at, ProductTile)
     return (at.outputs, Sm90NarrowTile.outputs) if isinstance(at, Sm90DenseTile) else (at.outputs,)
 
 
 def _tile(generation: str, precision: str, architecture: str, *names: str) -> Tile:
-    """The architecture's, or the generation's; the precision's, or any precision's; the layer's own, or its kind's.
+    """Return the most specific tile of the table.
 
-    Raises KeyError where the generation has none.
+    Tiles for the architecture come before those for any architecture. Then tiles for the precision come before those
+    for any precision, and tiles for the layer's name before those for its kind. Raises KeyError if the generation has
+    no tile.
     """
     for target in (architecture, ""):
         tiles = _TILES.get((generation, target), {})

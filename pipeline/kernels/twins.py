@@ -1,4 +1,4 @@
-"""Memory on the GPU and page-locked memory on the host in which arrays lie at the same places."""
+"""Memory on the GPU and page-locked memory on the host, with arrays at the same places in both."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ _COPIED_WITH_LOCK = 1 << 20
 
 
 class NotPageLocked(Exception):
-    """The host has no room for page-locked memory, or does not allow it."""
+    """Raised if the host has no room for page-locked memory, or does not allow it."""
 
 
 def page_locked(size: int, dtype: DTypeLike) -> NDArray[Any]:
-    """An array in page-locked memory of the host. CuPy's own is in `cupyx`, which takes 0.07 s to import."""
+    """Return an array in page-locked memory of the host. (CuPy's function is in `cupyx`, whose import takes 0.07 s.)"""
     kind = np.dtype(dtype)
     return np.ndarray(size, kind, cp.cuda.alloc_pinned_memory(size * kind.itemsize))
 
 
 class Twins:
-    """Bytes on the GPU, and a page-locked twin of them on the host, so that one copy takes many arrays.
+    """Bytes on the GPU and a page-locked twin of them on the host, so that one copy moves many arrays.
 
     Parameters
     ----------
     size : int
-        Bytes on the GPU.
+        The number of bytes on the GPU.
     host_size : int, optional
-        Bytes on the host: the first of these. By default all.
+        The number of bytes on the host, which are the twins of the first ones on the GPU. By default as many as there.
 
     Attributes
     ----------
@@ -45,9 +45,9 @@ class Twins:
     Raises
     ------
     NotPageLocked
-        Where the host has no page-locked memory for them.
+        If the host has no page-locked memory for them.
     cupy.cuda.memory.OutOfMemoryError
-        Where the GPU has no memory for them.
+        If the GPU has no memory for them.
 
     """
 
@@ -59,17 +59,19 @@ class Twins:
             raise NotPageLocked(error) from error
 
     def copy_in(self, begin: int, end: int, stream: cp.cuda.Stream) -> None:
-        """Begin to copy a part of the bytes to the GPU."""
+        """Start to copy a part of the bytes to the GPU."""
         copy(self.device.data.ptr + begin, self.host.ctypes.data + begin, end - begin, stream)
 
     def copy_out(self, begin: int, end: int, stream: cp.cuda.Stream) -> None:
-        """Begin to copy a part of the bytes to the host."""
+        """Start to copy a part of the bytes to the host."""
         copy(self.host.ctypes.data + begin, self.device.data.ptr + begin, end - begin, stream)
 
 
 def copy_small(to: NDArray[Any], source: NDArray[Any]) -> None:
-    """Copy the bytes of a C-contiguous array to another one of as many, and keep Python's interpreter lock up to 1 MiB:
-    NumPy releases it, and to get it back takes a busy worker longer than the copy.
+    """Copy the bytes of a C-contiguous array to another array of the same size.
+
+    Up to 1 MiB the function keeps Python's interpreter lock (GIL). NumPy would release it, and a busy worker waits
+    longer to get it back than the copy takes.
     """
     there, own = (array.reshape(-1).view(np.uint8) for array in (to, source))
     if own.nbytes > _COPIED_WITH_LOCK:
@@ -79,5 +81,5 @@ def copy_small(to: NDArray[Any], source: NDArray[Any]) -> None:
 
 
 def views(memory: Any, arrays: Mapping[str, ArrayPlace]) -> dict[str, Any]:
-    """Arrays within bytes of the GPU or the host, by name."""
+    """Return the arrays within bytes of the GPU or the host, by name."""
     return {name: memory[at.start : at.stop].view(at.dtype).reshape(at.shape) for name, at in arrays.items()}

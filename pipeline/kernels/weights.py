@@ -1,4 +1,4 @@
-"""A model's tensors on the GPU, in the orders and precisions that the kernels read."""
+"""The tensors of a model on the GPU, in the orders and precisions that the kernels read."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from .tables import (
 from .tiles import SimtLookupTile, SplitLookupTile, lookup_tile
 
 _LARGEST = {HALF: (65_504.0, "--precision bf16 or --precision fp32"), BFLOAT: (255 * 2.0**120, "--precision fp32")}
-"""The largest numbers of both types, and what to use for larger ones."""
+"""The largest number of each type, and the options to use for larger ones."""
 
 
 @dataclass(frozen=True)
@@ -45,9 +45,9 @@ class DeviceAlphabet:
     byte_ids : uint8 [256]
         The id of each single byte.
     points : uint32 [P]
-        Symbols beyond ASCII: their code points, ascending.
+        The code points of symbols beyond ASCII, in ascending order.
     point_ids : uint8 [P]
-        Their ids.
+        The ids of these symbols.
     unknown : int
         The id of all other characters.
 
@@ -61,9 +61,16 @@ class DeviceAlphabet:
 
 @dataclass(frozen=True)
 class DeviceTable:
-    """Block 1's table. entries: fp32 [kernel, ids, channels] with affine the bias, fp32 [channels]; or [slices, kernel,
-    ids, channels of a slice], fp32 for sm80/split_lookup_norm_pool.cu, and uint16 with affine fp32 [3, channels] for
-    sm80/lookup_norm_pool.cu.
+    """The table of block 1.
+
+    Attributes
+    ----------
+    entries : cupy.ndarray
+        Float32 [kernel, ids, channels] for `simt/`. For `sm80/` it is [slices, kernel, ids, channels of a slice]:
+        float32 for split_lookup_norm_pool.cu, and uint16 for lookup_norm_pool.cu.
+    affine : cupy.ndarray
+        The bias, float32 [channels], or for lookup_norm_pool.cu of `sm80/` float32 [3, channels] from `fixed_point`.
+
     """
 
     entries: cp.ndarray
@@ -79,7 +86,7 @@ class DeviceNorm:
     gamma, beta : cupy.ndarray
         [rows, channels], in the type `Storage.norms`.
     least_variance : float
-        With numbers in two fp16 parts: an article whose variance is below it gets no score.
+        The least variance for numbers in two fp16 parts. An article with less gets no score.
 
     """
 
@@ -90,22 +97,22 @@ class DeviceNorm:
 
 @dataclass(frozen=True)
 class DeviceNGrams:
-    """A branch on the GPU.
+    """The n-grams of a model on the GPU.
 
     Attributes
     ----------
     kinds : Kinds
-        Which n-grams there are.
+        The kinds of n-grams.
     classes : int
-        How many classes the model has.
+        The number of classes of the model.
     shift : int
-        By how many bits a hash is shifted to its bucket.
+        The number of bits by which a hash is shifted to get its bucket.
     symbols, letters : cupy.ndarray
         The arrays of `NGramTables.script`.
     table : int16 [slabs, buckets, columns]
-        As in `NGramTables`.
+        The table of `NGramTables`.
     scale : float32 [2, slabs, columns]
-        As in `NGramTables`.
+        The scale of `NGramTables`.
 
     """
 
@@ -120,30 +127,30 @@ class DeviceNGrams:
 
 @dataclass(frozen=True)
 class DeviceFastText:
-    """A model of fastText's on the GPU. Arrays that are not described here are those of `FastTextTables`.
+    """A fastText model on the GPU. `FastTextTables` describes the arrays.
 
     Attributes
     ----------
     kinds : Settings
-        What the model reads.
+        The settings of the model.
     shape : FastTextShape
         How a row is read.
     known : int
-        Words of the dictionary, which have the first rows.
+        The number of words in the dictionary, which have the first rows.
     columns : int
-        Columns of the table.
+        The number of columns of the table.
     slots, words, ends : cupy.ndarray
         The dictionary.
     end : int
-        The number of "</s>"; -1 for none.
+        The number of "</s>", or -1 for none.
     pruned : cupy.ndarray or None
         The row of each bucket.
     table, scale : cupy.ndarray
-        The rows, and what one step stands for.
+        The rows, and the value of one step.
     output : cupy.ndarray or None
         The matrix of the product.
     tree : tuple of cupy.ndarray, or None
-        Steps and ends of the tree of hierarchical softmax, as in `fasttext.Paths`.
+        The steps and ends of the tree of hierarchical softmax, as in `fasttext.Paths`.
 
     """
 
@@ -164,22 +171,22 @@ class DeviceFastText:
 
 @dataclass(frozen=True)
 class DeviceWeights:
-    """`reference.Weights` on the GPU.
+    """The tensors of `reference.Weights` on the GPU.
 
     Attributes
     ----------
     statistics : StatisticsTables
-        The sums that stand in for block 1's outputs.
+        The sums that replace the outputs of block 1.
     table : DeviceTable
-        Block 1's.
+        The table of block 1.
     products : dict of str to cupy.ndarray
-        By layer name, [kernel, inputs, outputs] in fp32, [kernel, outputs, inputs] in 16 or 8 bits, or [kernel,
-        outputs, 2 * inputs] in two fp16 parts. The last layer's is always fp32 [outputs, inputs].
+        The weights by layer name: [kernel, inputs, outputs] in fp32, [kernel, outputs, inputs] in 16 or 8 bits, or
+        [kernel, outputs, 2 * inputs] in two fp16 parts. Those of the last layer are always fp32 [outputs, inputs].
     bias : dict of str to cupy.ndarray
-        By layer name, fp32 [outputs]; of products in 8 bits as in `rescale_table`, of those in two parts [2, outputs],
-        scale and bias.
+        The biases by layer name, fp32 [outputs]. Products in 8 bits have a `rescale_table` instead, and products in two
+        parts have scale and bias, [2, outputs].
     norm : dict of str to DeviceNorm
-        Gamma and beta by layer name.
+        Gamma and beta, by layer name.
     steps_in_one : float
         How many steps of block 1's 8-bit output make 1.
 
@@ -195,18 +202,18 @@ class DeviceWeights:
 
 @dataclass(frozen=True)
 class DeviceAlone:
-    """`reference.NGramsAlone` on the GPU.
+    """The values of `reference.NGramsAlone` on the GPU.
 
     Attributes
     ----------
     bias : float32 [classes]
-        What is added to the logits of n-grams.
+        The bias that is added to the logits of n-grams.
     temperature : float
-        Of the scores.
+        The temperature of the scores.
     margin : float or None
-        The network is asked about articles below it; None where there is no network to ask.
+        The margin below which the network must score an article, or None if there is no network.
     cuts : float32 [classes], or None
-        Of a model that gives several labels: as in `cascade`.
+        The cuts of a model that gives several labels. See `cascade`.
 
     """
 
@@ -229,7 +236,7 @@ def upload_alone(alone: NGramsAlone) -> DeviceAlone:
 def upload(
     weights: Weights, integers: Integers | None, generation: str, precision: str, architecture: str
 ) -> DeviceWeights:
-    """Rearrange and copy a model's tensors to the GPU; takes about 30 ms for the shipped model.
+    """Rearrange the tensors of a model and copy them to the GPU. This takes about 30 ms for the shipped model.
 
     Parameters
     ----------
@@ -263,14 +270,14 @@ def upload(
 
 
 def upload_ngrams(ngrams: NGrams) -> DeviceNGrams:
-    """Rearrange and copy a branch's table to the GPU."""
+    """Rearrange the table of a model's n-grams and copy it to the GPU."""
     table, scale, script = ngram_tables(ngrams)
     arrays = (cp.asarray(part) for part in (*script, table, scale))
     return DeviceNGrams(ngrams.kinds, ngrams.table.shape[1] - 1, 32 - ngrams.bits, *arrays)
 
 
 def upload_fasttext(model: FastText, exact: bool) -> DeviceFastText:
-    """Rearrange and copy a model of fastText's to the GPU. exact: as of `fasttext_shape`."""
+    """Rearrange a fastText model and copy it to the GPU. exact: see `fasttext_shape`."""
     tables, columns = fasttext_tables(model, exact), model.table.shape[1]
     slots, words, ends, end, pruned, table, scale, output, paths = tables
 
@@ -304,7 +311,7 @@ Arrays = dict[str, cp.ndarray]
 
 
 def _upload_products(weights: Weights, stored: Storage) -> tuple[Arrays, Arrays]:
-    """Products and biases in fp32 or 16 bits; those of blocks in 8 bits are left out."""
+    """Return the products and biases in fp32 or 16 bits, without those of blocks in 8 bits."""
     _, *rest, last = weights.layers
     products = {last.name: cp.asarray(np.ascontiguousarray(weights.linear[last.name].T))}
     for layer in rest:
@@ -346,7 +353,10 @@ def _upload_norms(weights: Weights, parts: split.SplitWeights | None, stored: St
 
 
 def to_device(values: Floats, element: Element) -> cp.ndarray:
-    """Half as float16; BFloat, which NumPy does not have, as the uint16 of its bits, rounded to nearest even."""
+    """Copy numbers to the GPU in a type. Raises UsageError if a number does not fit.
+
+    Half becomes float16. NumPy has no bfloat16, so BFloat becomes uint16 with its bits, rounded to nearest even.
+    """
     values = np.ascontiguousarray(values, np.float32)
     if element in _LARGEST:
         largest, others = _LARGEST[element]

@@ -1,6 +1,6 @@
-"""The work of each kernel over a batch: operations, and the bytes that must move.
+"""The work of each kernel for a batch: its operations, and the bytes that it must move.
 
-As in Williams, Waterman and Patterson, "Roofline" (2009).
+Both are counted as in Williams, Waterman and Patterson, "Roofline" (2009).
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ ELEMENT_WISE, REDUCTION, PRODUCT = "element-wise", "reduction", "product"
 PROFILED = "profiles are of networks"
 
 _NORM_FLOP = 7
-"""Operations of layer normalisation an element: mean, subtract, square, sum, scale, γ, β."""
+"""The operations of layer normalisation per element: mean, subtract, square, sum, scale, γ, β."""
 
 
 class TextBatch(Protocol):
-    """N texts, as `engine.base.Texts`."""
+    """N texts. See `engine.base.Texts`."""
 
     @property
     def data(self) -> NDArray[np.uint8]: ...
@@ -40,13 +40,13 @@ class KernelWork:
     Attributes
     ----------
     name : str
-        The kernel's name.
+        The name of the kernel.
     category : str
-        Element-wise, reduction or product.
+        The kind of kernel: element-wise, reduction or product.
     flop : int
-        Operations. A multiply and an add count as two; a comparison or a conversion does not count.
+        The number of operations. A multiply and an add count as two; a comparison or a conversion does not count.
     least_bytes : int
-        Bytes of every input, weight and output, moved once.
+        The bytes of all inputs, weights and outputs, each moved once.
 
     """
 
@@ -57,7 +57,10 @@ class KernelWork:
 
 
 def computed_rows(model: Model, texts: TextBatch) -> dict[str, int]:
-    """Rows of ASCII texts that each convolution computes, before its pool: all, or those that the text reaches."""
+    """Return how many rows each convolution computes before its pool, for ASCII texts.
+
+    These are all rows in the dense frame, and the rows that the texts reach in the text frame.
+    """
     convolutions = [layer for layer in model.layers if layer.kind == "conv1d"]
     if model.frame == "dense":
         return {layer.name: len(texts) * layer.rows_out for layer in convolutions}
@@ -70,16 +73,17 @@ def computed_rows(model: Model, texts: TextBatch) -> dict[str, int]:
 
 
 def kernels_of(model: Model, texts: TextBatch, stored: Storage) -> list[KernelWork]:
-    """Every kernel of the network over ASCII texts, from its layer table. stored: the types of weights and activations.
+    """Return the work of every kernel of the network for ASCII texts, from its layer table.
 
-    Block 1 counts as a look-up: seven additions an element, and the norm.
+    stored: the types of weights and activations. Block 1 counts as a look-up: seven additions per element and the norm.
     """
     articles, length, classes = len(texts), model.length, len(model.classes)
     works = [KernelWork("encode", ELEMENT_WISE, 0, len(texts.data) + 8 * (articles + 1) + articles * length)]
     rows = computed_rows(model, texts)
+    # The layers of the network.
     for layer, following in zip(model.layers, [*model.layers[1:], model.layers[-1]], strict=True):
         elements = layer.rows_out * layer.outputs
-        share = rows.get(layer.name, articles) / layer.rows_out  # articles' worth of rows
+        share = rows.get(layer.name, articles) / layer.rows_out  # rows, as a number of whole articles
         norm = _NORM_FLOP * elements if layer.norm else 0
         element = (stored.norms if layer.is_lookup else stored.read_by(layer)).bytes
         weights = (layer.kernel * layer.inputs * layer.outputs + layer.outputs) * element
@@ -92,10 +96,11 @@ def kernels_of(model: Model, texts: TextBatch, stored: Storage) -> list[KernelWo
         # After block 6 every article has all rows.
         moved = share * read + (articles if layer.norm and not layer.is_lookup else share) * written
         works.append(KernelWork(layer.name, category, round(share * flop), round(moved) + weights))
+    # The n-grams and the head.
     if (ngrams := of_network(model.ngrams, model.name, PROFILED)) is not None:
         rows_read, row_bytes = count_rows(texts.data, texts.offsets, ngrams), ngrams.table[0].nbytes
         moved = len(texts.data) + 4 * articles * classes + min(rows_read * row_bytes, ngrams.table.nbytes)
         works.append(KernelWork("ngrams", REDUCTION, rows_read * (classes + 1), moved))
-    # softmax: subtract, exponential, sum, divide; the outputs are a label and a score
+    # The softmax subtracts, takes the exponential, sums and divides. The outputs are a label and a score.
     works.append(KernelWork("head", REDUCTION, articles * 4 * classes, articles * (classes * 4 + 8)))
     return works

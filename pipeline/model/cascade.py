@@ -1,4 +1,4 @@
-"""The texts about which a model's network is asked: those on whose label its n-grams alone are not sure.
+"""Decides which texts a model's network must score: those whose label its n-grams alone are not sure about.
 
 The n-grams give a label with a margin: the distance between their two largest logits or, of a model that gives several
 labels to a text, that of the logit nearest to its class's threshold. Where the margin is large, the network changes no
@@ -19,13 +19,13 @@ from ..errors import ModelError
 from .scores import TEMPERATURES
 
 ASKS = ("uncertain", "all", "none")
-"""About which texts the network is asked."""
+"""The choices for which texts the network scores."""
 
 CARD = "network asked"
 """The key of a model's card under which it says on which rows the margin was fitted, and how good it is there."""
 
 AGREEMENT = 0.999
-"""The share of labels that stay, unless another is wanted."""
+"""The default share of labels that must stay the same."""
 
 _LARGEST = 1e30
 
@@ -84,7 +84,7 @@ class Cascade(Struct, frozen=True):
     selection: Selection | UnsetType = UNSET
 
     def check(self, classes: int, model: str) -> None:
-        """Raise ModelError unless this fits a model of so many classes."""
+        """Raise ModelError unless this fits a model with `classes` classes."""
         if len(self.bias) != classes:
             raise ModelError(f"{model}: {len(self.bias)} biases of n-grams alone for {classes} classes")
         if not (0 <= self.margin <= _LARGEST and all(abs(value) <= _LARGEST for value in self.bias)):
@@ -97,14 +97,14 @@ class Cascade(Struct, frozen=True):
 
     @property
     def about(self) -> dict[str, object]:
-        """What decides scores, as JSON values."""
+        """The values that decide scores, as JSON values."""
         about = {"margin": self.margin, "bias": self.bias, "temperature": self.temperature}
         of = self.selection
         return {**about, "selection": [of.least, of.cut, of.label]} if of else about
 
 
 def margins(logits: NDArray[np.float32], thresholds: Sequence[float] | None) -> NDArray[np.float32]:
-    """How sure the label of each text is, [N], of fp32 logits [N, classes]."""
+    """Return how sure the label of each text is, [N], from fp32 logits [N, classes]."""
     if thresholds is not None:
         return np.asarray(np.abs(logits - cuts(thresholds)).min(axis=1))
     largest = np.sort(logits, axis=1)[:, -2:]
@@ -112,11 +112,11 @@ def margins(logits: NDArray[np.float32], thresholds: Sequence[float] | None) -> 
 
 
 def asked(logits: NDArray[np.float32], margin: float, thresholds: Sequence[float] | None) -> NDArray[np.bool_]:
-    """About which texts the network is asked, [N]. logits: of the n-grams alone, fp32 [N, classes]."""
+    """Return whether the network must score each text, [N]. logits: those of the n-grams alone, fp32 [N, classes]."""
     sure: NDArray[np.bool_] = margins(logits, thresholds) >= np.float32(margin)
     return ~sure
 
 
 def cuts(thresholds: Sequence[float]) -> NDArray[np.float32]:
-    """The logits of the scores from which on a text has a label, one for each class."""
+    """Return, for each class, the logit of the score from which on a text has its label."""
     return np.array([math.log(score) - math.log1p(-score) for score in thresholds], np.float32)

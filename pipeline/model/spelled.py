@@ -1,4 +1,4 @@
-"""What each n-gram of one text adds to the score of each class: where it stands in the text, and its weight.
+"""Explains the scores of one text: where each of its n-grams is, and what it adds to the score of each class.
 
 The scores of `ngrams.py` are sums over buckets, divided by a length that the text has. So they are sums over n-grams:
 n-grams that fall into one bucket share its part equally.
@@ -38,7 +38,7 @@ class WeighedNGrams(NamedTuple):
 
 
 def weighed(text: str, ngrams: NGrams) -> WeighedNGrams:
-    """The n-grams of a text, each with what it adds to the scores."""
+    """Return the n-grams of a text, each with what it adds to the scores."""
     kinds, data = ngrams.kinds, np.frombuffer(text.encode(), np.uint8)
     found = find(data, np.array([0, len(data)], np.int64), kinds, ngrams.bits)
     places = _places(text[: kinds.reads], kinds)
@@ -53,7 +53,7 @@ def weighed(text: str, ngrams: NGrams) -> WeighedNGrams:
 
 
 def _weights(grams: list[Grams], ngrams: NGrams, scale: Doubles) -> Doubles:
-    """What each n-gram of one kind adds, [G, classes], in the order of `grams`."""
+    """Return what each n-gram of one kind adds, [G, classes], in the order of `grams`."""
     buckets = np.concatenate([one.buckets for one in grams])
     if not len(buckets):
         return np.zeros((0, len(scale)))
@@ -66,7 +66,7 @@ def _weights(grams: list[Grams], ngrams: NGrams, scale: Doubles) -> Doubles:
 
 
 def _places(text: str, kinds: Kinds) -> tuple[_Places, _Places]:
-    """Where the n-grams that `find` finds begin and end, one pair for each n: of words, and of characters."""
+    """Return where the n-grams of `find` begin and end, one pair for each n: first of words, then of characters."""
     points = np.array([*map(ord, text)], np.int64)
     symbols = np.full(len(points) + 2, SPACE, np.uint16)  # a white space before the text and after it
     in_table = script()

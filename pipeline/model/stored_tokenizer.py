@@ -1,6 +1,6 @@
-"""A tokenizer as a model file holds it: the JSON of `tokenizers`, which makes the tokens.
+"""A tokenizer as a model file stores it: the JSON of the library `tokenizers`, which makes the tokens.
 
-What this library calls a token depends on its version, so an engine names the version in its backend.
+The tokens of this library depend on its version, so an engine names the version in its backend.
 """
 
 from __future__ import annotations
@@ -41,8 +41,9 @@ class StoredTokenizer:
 
     @cached_property
     def library(self) -> Any:
-        """The `tokenizers.Tokenizer`, which neither pads nor cuts. Raises UsageError without `tokenizers`, ModelError
-        where it does not read the JSON.
+        """The `tokenizers.Tokenizer`, which neither pads nor cuts.
+
+        Raises UsageError if `tokenizers` is missing, and ModelError if it cannot read the JSON.
         """
         try:
             from tokenizers import Tokenizer
@@ -63,7 +64,7 @@ class StoredTokenizer:
 
     @property
     def framing(self) -> int:
-        """How many tokens are put before a text and after it."""
+        """The number of tokens that are added before and after a text."""
         return int(self.library.num_special_tokens_to_add(False))
 
     @property
@@ -72,7 +73,7 @@ class StoredTokenizer:
         return 1 + max(self.library.get_vocab().values(), default=0)
 
     def encoded(self, texts: list[str], most: int) -> list[Any]:
-        """The `tokenizers.Encoding` of each text, cut to `most` tokens, on all cores. It has no offsets, for speed."""
+        """Return the `tokenizers.Encoding` of each text, cut to `most` tokens, on all cores and without offsets."""
         if most not in self._cutting:
             cutting = type(self.library).from_str(self.library.to_str())
             cutting.enable_truncation(most, direction=self.cut)
@@ -80,7 +81,7 @@ class StoredTokenizer:
         return list(self._cutting[most].encode_batch_fast(texts))
 
     def of_texts(self, data: NDArray[np.uint8], offsets: Integers, most: int) -> Tokens:
-        """The tokens of N texts in valid UTF-8, with the ones that frame each.
+        """Return the tokens of N texts in valid UTF-8, including those that frame each text.
 
         Parameters
         ----------
@@ -98,10 +99,10 @@ class StoredTokenizer:
         return Tokens(ids, ends, np.array([bool(one.overflowing) for one in encoded], np.bool_))
 
     def words_of(self, text: str) -> tuple[Integers, Integers]:
-        """Of one text: where each word begins, in code points, and how many tokens it has, [words].
+        """Return where each word of a text begins, in code points, and how many tokens it has, [words] each.
 
-        A word is what the tokenizer takes for one before it looks for tokens. One of more than 16 tokens, as in scripts
-        without spaces, may end after any of its tokens.
+        Words are what the tokenizer splits a text into before it looks for tokens. A word of more than 16 tokens, as in
+        scripts without spaces, may end after any of its tokens.
         """
         encoded = self.library.encode(text, add_special_tokens=False)
         if not encoded.ids:
@@ -117,6 +118,6 @@ class StoredTokenizer:
 
 
 def strings(data: NDArray[np.uint8], offsets: Integers) -> Iterator[str]:
-    """The texts of a buffer, as in `StoredTokenizer.of_texts`."""
+    """Yield the texts of a buffer. See `StoredTokenizer.of_texts`."""
     for first, last in pairwise(offsets.tolist()):
         yield data[first:last].tobytes().decode()

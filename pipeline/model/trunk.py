@@ -1,7 +1,7 @@
-"""What two encoders have in common: the trunk, which makes a vector of each text, and the vocabulary.
+"""Finds what two encoders share: the trunk, which makes a vector of each text, and the vocabulary.
 
-Encoders of one trunk differ by their heads alone. Many published classifiers are such: their authors have trained heads
-on the vectors of one encoder, which stayed as it was.
+Encoders with the same trunk differ only in their heads. Many published classifiers are like this: their authors trained
+heads on the vectors of one encoder and did not change it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _OF_LABELS = {
     "classifier_pooling", "dtype", "id2label", "label2id", "num_labels", "problem_type", "torch_dtype",
     "transformers_version",
 }  # fmt: skip
-"""Keys of config.json that say what a classifier gives, or where it is from: its trunk computes the same without."""
+"""The keys of config.json for a classifier's outputs and origin. They do not change what its trunk computes."""
 
 
 def trunk_of(encoder: Encoder | TorchEncoder) -> str:

@@ -1,17 +1,21 @@
-// Attention of each text over itself, for rows that lie without padding; its scores never leave the registers.
-//
-// A block goes through some heads of one text, and of each computes 16 queries a warp, or two times 16, which share what is
-// read of keys and values. These come 64 at a time: while one piece is multiplied, the next is fetched, or the first of the
-// next head. The softmax is that of Milakov and Gimelshein, "Online normalizer calculation for softmax" (2018), within the
-// loop of Dao et al., "FlashAttention" (2022): each piece may raise the maximum so far, by which the sums before it are
-// scaled. Of a score, a thread holds what it multiplies with the values next: the sums of a product lie as its first
-// operand does.
-//
-// Where a token attends only to those at most `window` away (ModernBERT's local layers), a block goes from the first piece
-// that one of its queries sees to the last: of a long text three or four, whatever its length. Warps that multiply
-// together leave out a piece of which none of their queries sees a key, and only pieces at the edge of a window are masked.
-//
+// Computes the attention of each text over itself, for rows stored without padding. Scores never leave the registers.
 // sm80/attention.cu and sm90/attention.cu have the products.
+//
+// Layout. A block goes through some heads of one text. For each head, a warp computes 16 queries, or twice 16. Keys and
+//   values arrive in pieces of 64. Shared memory has two buffers each of queries, keys and values: while the block
+//   multiplies one piece, it fetches the next piece, or the first piece of the next head.
+// Compute. The softmax is that of Milakov and Gimelshein, "Online normalizer calculation for softmax" (2018), within
+//   the loop of Dao et al., "FlashAttention" (2022). Each piece may raise the maximum so far, which scales the earlier
+//   sums.
+// Why. The queries of a warp share each read of keys and values. A thread holds exactly the scores that it multiplies
+//   with the values next, since the sums of a product have the layout of its first operand.
+//
+// If a token attends only to tokens at most `window` away (ModernBERT's local layers), a block visits only the pieces
+// that one of its queries sees. These are three or four, however long the text is. Warps that multiply together skip a
+// piece in which none of their queries sees a key, and only pieces at the edge of a window are masked.
+//
+// Test: tests/engine/test_encoder_gpu.py, and test_families_gpu.py beside it for windows.
+// Time: python -m benchmarks.peers.encoders_gpu, and benchmarks.peers.modernbert_gpu for windows.
 #pragma once
 #include "common/launch.cuh"
 #include "common/types.cuh"
@@ -20,8 +24,8 @@
 constexpr int TILE = 64;
 constexpr int MINUS_INFINITY = 0xff800000;  // the bits of a float
 
-// Byte offset of a piece of 16 bytes of a row: pieces are permuted (an XOR), so that the eight rows of a matrix lie in
-// different banks.
+// Return the byte offset of a 16-byte piece of a row. An XOR permutes the pieces, so that the eight rows of a matrix
+// are in different banks.
 template <int ROW_BYTES>
 __device__ __forceinline__ uint32 swizzled(int row, int piece) {
     return row * ROW_BYTES + ((ROW_BYTES == 128 ? piece ^ (row & 7) : piece ^ (row >> 1 & 3)) << 4);
@@ -33,8 +37,8 @@ __device__ __forceinline__ float power_of_two(float x) {
     return power;
 }
 
-// The softmax of a warp's 16 queries. Of a score or a sum, index n * 4 + i is: row lane / 4, of i above 1 plus 8; column
-// n * 8 + lane % 4 * 2 + i % 2.
+// The softmax of a warp's 16 queries. Index n * 4 + i of a score or a sum is at row lane / 4, plus 8 if i is above 1,
+// and at column n * 8 + lane % 4 * 2 + i % 2.
 template <typename T, int HEAD>
 struct Softmax {
     float sum[HEAD / 2], most[2], total[2];
@@ -46,8 +50,9 @@ struct Softmax {
         total[0] = total[1] = 0;
     }
 
-    // Scores of keys that lie farther than `window` from their query, or beyond the text, become minus infinity. query: the
-    // place of the warp's first, counted from the piece's first key; left: keys from there to the text's end.
+    // Set scores to minus infinity if the key is farther than `window` from the query, or beyond the text. query: the
+    // place of the warp's first query, counted from the piece's first key. left: the keys from there to the end of the
+    // text.
     static __device__ __forceinline__ void mask(float (&score)[TILE / 2], int query, int left, int window) {
         if (query + 15 - window <= 0 && min(query + window + 1, left) >= TILE) return;
 #pragma unroll
@@ -63,12 +68,12 @@ struct Softmax {
         }
     }
 
-    // Scores become powers, of which `left` count, and these, in 16 bits, what the values are multiplied by. WINDOWED: a
-    // query may have seen no key yet.
+    // Turn scores into powers, of which the first `left` columns count, and round them to 16 bits as the factors of the
+    // values. WINDOWED: whether a query may have seen no key yet.
     template <bool WINDOWED>
     __device__ __forceinline__ void weigh(float (&score)[TILE / 2], int left, float scale, uint32 (&power)[TILE / 16][4]) {
         if (left < TILE) {
-            asm volatile("");  // so that this stays a branch: of a long text's pieces, one takes it
+            asm volatile("");  // keeps this a branch, which only one piece of a long text takes
             left -= threadIdx.x % 4 * 2;
 #pragma unroll
             for (int i = 0; i < TILE / 2; i++)
@@ -105,7 +110,7 @@ struct Softmax {
             for (int i = 0; i < 4; i++) power[k][i] = pack<T>(score[k * 8 + i * 2], score[k * 8 + i * 2 + 1]);
     }
 
-    // What was computed, to rows from `row` on.
+    // Write the results to the rows from `row` on.
     __device__ __forceinline__ void end(char* rows, int row) const {
         const int lane = threadIdx.x % 32;
 #pragma unroll
@@ -122,10 +127,11 @@ struct Softmax {
     }
 };
 
-// rows [all rows, pitch]: queries, keys and values, each of `heads` times HEAD. ends [texts + 1]: rows of each text.
-// texts, firsts [blocks]: which text a block computes, and its first query. Of the heads, a block has every gridDim.y-th.
-// scale: of scores, for powers of two. out [all rows, out_pitch]. window: where WINDOWED, how far a key may be from its
-// query. Products: what a generation multiplies by, for T, HEAD and M_BLOCKS.
+// rows [all rows, pitch]: queries, keys and values, each with `heads` times HEAD values. ends [texts + 1]: the first
+// row of each text, and the end of the last. texts, firsts [blocks]: the text that a block computes, and its first
+// query. A block computes every gridDim.y-th head. scale: the factor of scores, for powers of two. out [all rows,
+// out_pitch]. window: if WINDOWED, how far a key may be from its query. Products: how a kernel generation multiplies,
+// for T, HEAD and M_BLOCKS.
 template <typename Products, typename T, int HEAD, int M_BLOCKS, int BLOCKS_OF_AN_SM, bool WINDOWED, typename Launch>
 __global__ void __launch_bounds__(Launch::THREADS, BLOCKS_OF_AN_SM)
     attention(const T* rows, const int* ends, const int* texts, const int* firsts, int heads, int pitch, float scale,
@@ -139,13 +145,13 @@ __global__ void __launch_bounds__(Launch::THREADS, BLOCKS_OF_AN_SM)
     const uint32 all_values = all_keys + 2 * TILE_BYTES;
     const int own = threadIdx.x / 32 * WARP_ROWS, lane = threadIdx.x % 32;
     const int begin = ends[texts[blockIdx.x]], size = ends[texts[blockIdx.x] + 1] - begin, first = firsts[blockIdx.x];
-    const int first_piece = WINDOWED ? max(first - window, 0) / TILE : 0;  // of which a query sees a key
+    const int first_piece = WINDOWED ? max(first - window, 0) / TILE : 0;  // the first in which a query sees a key
 
-    // A thread copies 16 bytes of every STEP-th row. Rows are permuted alike each eight.
+    // A thread copies 16 bytes of every STEP-th row. The permutation repeats after eight rows.
     constexpr int STEP = THREADS / PIECES;
     static_assert(STEP % 8 == 0 && TILE % STEP == 0, "of whole groups of rows");
     const int own_row = threadIdx.x / PIECES, own_piece = threadIdx.x % PIECES;
-    const T* const own_from = rows + ((uint32)(begin + own_row) * pitch + own_piece * 8);  // 32 bits count what is stored
+    const T* const own_from = rows + ((uint32)(begin + own_row) * pitch + own_piece * 8);  // 32 bits can index all rows
     const uint32 own_to = swizzled<ROW_BYTES>(own_row, own_piece);
     auto fetch = [&](uint32 to, int column, int row, int count) {
         const T* from = own_from + ((uint32)row * pitch + column * HEAD);
@@ -153,7 +159,8 @@ __global__ void __launch_bounds__(Launch::THREADS, BLOCKS_OF_AN_SM)
         for (int r = 0; r < count; r += STEP, from += STEP * pitch)
             copy_async16(to + own_to + r * ROW_BYTES, from, own_row + row + r < size);
     };
-    // step: of all that the block goes through, for the keys' and values' buffer; turn: of its heads, for the queries'.
+    // step: the number of the piece in the block, which chooses the buffer of keys and values. turn: the number of the
+    // head in the block, which chooses the buffer of queries.
     auto fetch_piece = [&](int step, int turn, int head, int piece) {
         if (head < heads) {
             if (piece == first_piece) fetch(all_queries + turn % 2 * QUERY_BYTES, head, first, QUERY_ROWS);
@@ -166,7 +173,7 @@ __global__ void __launch_bounds__(Launch::THREADS, BLOCKS_OF_AN_SM)
     Softmax<T, HEAD> softmax[M_BLOCKS];
     fetch_piece(0, 0, blockIdx.y, first_piece);
     for (int step = 0, turn = 0, head = blockIdx.y, piece = first_piece; head < heads; step++) {
-        // The piece has arrived, and nobody reads the one before.
+        // The piece has arrived, and no thread reads the previous one.
         wait_for_copies<0>();
         Products::publish();
         __syncthreads();
@@ -176,7 +183,7 @@ __global__ void __launch_bounds__(Launch::THREADS, BLOCKS_OF_AN_SM)
         if (piece == first_piece)
 #pragma unroll
             for (int m = 0; m < M_BLOCKS; m++) softmax[m].begin();
-        const int ahead = first + own / Products::ROWS * Products::ROWS - piece * TILE;  // of those multiplied together
+        const int ahead = first + own / Products::ROWS * Products::ROWS - piece * TILE;  // of the queries multiplied together
         if (!WINDOWED || (ahead + Products::ROWS + window > 0 && ahead - window < TILE)) {
             float score[M_BLOCKS][TILE / 2];
             uint32 power[M_BLOCKS][TILE / 16][4];
@@ -191,7 +198,7 @@ __global__ void __launch_bounds__(Launch::THREADS, BLOCKS_OF_AN_SM)
             Products::add(softmax, power, all_values + step % 2 * TILE_BYTES);
         }
 
-        if (is_last) {  // what was computed lies for a moment where the queries lay, of which no other warp reads
+        if (is_last) {  // results first overwrite the warp's own queries, which no other warp reads
             char* const computed = shared + turn % 2 * QUERY_BYTES;
 #pragma unroll
             for (int m = 0; m < M_BLOCKS; m++) softmax[m].end(computed, own + m * 16);

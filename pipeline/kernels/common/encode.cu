@@ -1,11 +1,13 @@
-// UTF-8 to symbol ids: the twin of `encode` in pipeline/model/alphabet.py, which is the specification.
+// Encodes UTF-8 to symbol ids. `encode` in pipeline/model/alphabet.py is the specification.
 //
-// One warp reads an article, 32 bytes a step. Whether a byte begins a character is decided for each byte by itself: it
-// does, unless it is a continuation byte inside a well-formed sequence, and no two well-formed sequences overlap. So
-// only the running count is sequential, and a step without bytes above 0x7f skips the check. A
-// character's position is that count plus the characters that begin at lower lanes (ballot and popcount).
+// Layout. One warp reads one article, 32 bytes in each step, and no shared memory is used. Each lane decides by itself
+//   whether its byte begins a character: it does, unless it is a continuation byte inside a well-formed sequence, and
+//   well-formed sequences never overlap. A character's position is the running count plus the characters that begin in
+//   lower lanes (ballot and popcount).
+// Why. Only the running count is sequential, and a step without bytes above 0x7f skips the check. Of a long article the
+//   warp reads only what the network reads. Many warps then count the characters of the whole article.
 //
-// Of a long article the warp reads what the network reads; many warps count the characters of the whole.
+// Test: tests/engine/test_cuda.py. Time: broadsheet profile.
 #include "common/reduce.cuh"
 #include "common/types.cuh"
 #include "common/utf8.cuh"
@@ -30,10 +32,10 @@ __device__ uint8 id_beyond_ascii(const Article& article, int64 at, const Points&
     return low < symbols.count && symbols.points[low] == point ? symbols.ids[low] : unknown;
 }
 
-// data: the bytes of the articles, article 0 first. articles: how many there are, a number that a graph of launches finds
-// in memory. offsets [articles + 1], from any base. Articles of more than
-// head_bytes bytes have more than `length` characters, which are left to `count_characters`. byte_ids [256]: ids of
-// single bytes. ids [articles, pitch]: filled to the pitch, which is a multiple of 16, with padding.
+// data: the bytes of the articles, article 0 first. offsets [articles + 1], from any base. articles: the number of
+// articles, in device memory, so that one CUDA graph works for any number. head_bytes: articles with more bytes have
+// more than `length` characters, which `count_characters` counts. byte_ids [256]: the ids of single bytes. ids
+// [articles, pitch]: the output, filled with padding up to the pitch, which is a multiple of 16.
 template <int WARPS>
 __global__ void __launch_bounds__(WARPS* WARP)
     encode(const uint8* data, const int64* offsets, const int* articles, int length, int head_bytes, int pitch,
@@ -76,8 +78,8 @@ __global__ void __launch_bounds__(WARPS* WARP)
     }
 }
 
-// Adds to n_chars, after `encode`, the characters of articles of more than head_bytes bytes. A warp takes BYTES bytes of
-// the batch, whichever articles they belong to; the sum is exact in any order.
+// Run after `encode`: add to n_chars the characters of articles with more than head_bytes bytes. A warp reads BYTES
+// bytes of the batch, whichever articles they belong to. The sum is exact in any order.
 template <int WARPS, int BYTES>
 __global__ void __launch_bounds__(WARPS* WARP, 4)  // without the 4, NVRTC 13.0 spills for 32 registers on sm_80
     count_characters(const uint8* data, const int64* offsets, const int* article_count, int head_bytes, int64* n_chars) {

@@ -1,6 +1,12 @@
-// What an encoder computes beside products and attention: the vectors that it begins with, norms, and the head.
-// pipeline/model/encoder.py is the specification. Rows of 16 bits are read by one warp, eight values a lane, and summed in
-// fp32; what lies beyond the width, up to the pitch of a row, is zero.
+// Computes the parts of an encoder beside products and attention: the first vectors of tokens, the norms, and the head.
+// pipeline/model/encoder.py is the specification.
+//
+// Layout. A warp reads a row of 16-bit values, eight values in each lane, and sums in fp32. Values from the width to
+//   the pitch of a row are zero. Only `head` has dynamic shared memory, with two vectors of each of its texts.
+// Why. A row stays in the registers of one warp, so a norm reads it once and needs no barrier of the block. A block of
+//   `head` reads the weights once for all its texts.
+//
+// Test: tests/engine/test_encoder_gpu.py. Time: python -m benchmarks.peers.encoders_gpu.
 #include "common/reduce.cuh"
 #include "common/types.cuh"
 
@@ -10,7 +16,7 @@ struct Row {
     static constexpr int PIECE = 8;
     float value[PIECES][PIECE] = {};
 
-    // Value 0 of a lane's piece p.
+    // Return the place of value 0 of a lane's piece p.
     static __device__ __forceinline__ int at(int p) { return (p * WARP + threadIdx.x % WARP) * PIECE; }
 
     __device__ __forceinline__ void load(const T* from, int pitch) {
@@ -21,7 +27,7 @@ struct Row {
         }
     }
 
-    // Both are fetched whole before anything waits for them.
+    // Load the sum of two rows. Both are fetched completely before the sum waits for them.
     __device__ __forceinline__ void load_sum(const T* one, const T* other, int pitch) {
         Vector16 first[PIECES] = {}, second[PIECES] = {};
 #pragma unroll
@@ -47,7 +53,7 @@ struct Row {
         }
     }
 
-    // to [pitch] = layer norm of the row. gamma and beta [pitch], fp32, zero beyond the width.
+    // Store the layer norm of the row to `to` [pitch]. gamma and beta [pitch] are fp32, and zero beyond the width.
     __device__ __forceinline__ void store_normed(T* to, const float* gamma, const float* beta, float epsilon, int width,
                                                  int pitch) {
         float sum = 0, squares = 0;
@@ -77,9 +83,10 @@ struct Row {
     }
 };
 
-// The first vectors of the tokens of texts, a block each. ids, rooms: as common/wordpiece.cu leaves them. ends [texts +
-// 1]: rows of each text. embedding [entries, pitch], places [most or one more, pitch]. place_of: of each token its row of
-// places, beside ids; null where that is its number in its text.
+// Compute the first vectors of the tokens, a block for each text. ids, rooms: as common/wordpiece.cu writes them. ends
+// [texts + 1]: the first row of each text, and the end of the last. embedding [entries, pitch], places [most or one
+// more, pitch]: the vectors of tokens and of positions. place_of: the row of `places` for each token, in the order of
+// ids, or null if it is the token's number in its text.
 template <typename T, int PIECES, int WARPS>
 __global__ void __launch_bounds__(WARPS * WARP)
     embed(const int* ids, const int* place_of, const int64* rooms, const int* ends, const T* embedding, const T* places,
@@ -94,8 +101,8 @@ __global__ void __launch_bounds__(WARPS * WARP)
     }
 }
 
-// The same where places are no vectors: also row_places [rows], the number of each row's token in its text. gridDim.y blocks
-// share a text.
+// Compute the first vectors if positions have no vectors. Also write row_places [rows], the number of each row's token
+// in its text. gridDim.y blocks share a text.
 template <typename T, int PIECES, int WARPS>
 __global__ void __launch_bounds__(WARPS * WARP)
     embed_tokens(const int* ids, const int64* rooms, const int* ends, const T* embedding, const float* gamma,
@@ -110,7 +117,7 @@ __global__ void __launch_bounds__(WARPS * WARP)
     }
 }
 
-// rows [count, pitch] = norm(rows + added), a warp each. added [count, added_pitch].
+// Compute rows [count, pitch] = norm(rows + added), a warp for each row. added [count, added_pitch].
 template <typename T, int PIECES, int WARPS>
 __global__ void __launch_bounds__(WARPS * WARP)
     add_norm(T* rows, const T* added, int count, const float* gamma, const float* beta, float epsilon, int width,
@@ -123,8 +130,8 @@ __global__ void __launch_bounds__(WARPS * WARP)
     sum.store_normed(own, gamma, beta, epsilon, width, pitch);
 }
 
-// rows [count, pitch] += added, and normed [count, pitch] = norm(rows), a warp each: where norms come before what reads
-// them. The norm is of the sums before they are rounded.
+// Compute rows [count, pitch] += added and normed [count, pitch] = norm(rows), a warp for each row. This is for models
+// whose norms come before attention and products. The norm reads the sums before they are rounded.
 template <typename T, int PIECES, int WARPS>
 __global__ void __launch_bounds__(WARPS * WARP)
     add_then_norm(T* rows, const T* added, int count, const float* gamma, const float* beta, float epsilon, int width,
@@ -138,8 +145,8 @@ __global__ void __launch_bounds__(WARPS * WARP)
     sum.store_normed(normed + (int64)row * pitch, gamma, beta, epsilon, width, pitch);
 }
 
-// A step of a head. kind: as _HEAD_STEPS in pipeline/kernels/tables.py numbers them. weight [inputs, outputs], of a norm
-// [outputs], and bias [outputs] begin there in the head's weights.
+// A step of a head. kind: the number in _HEAD_STEPS of pipeline/kernels/tables.py. weight, bias: where the weight
+// [inputs, outputs], or [outputs] for a norm, and the bias [outputs] begin in the head's weights.
 struct Step {
     int kind, inputs, outputs, weight, bias;
 };
@@ -154,15 +161,15 @@ __device__ __forceinline__ float activated(float x, int kind) {
     }
 }
 
-// A number of each of some texts.
+// A number for each of TEXTS texts.
 template <int TEXTS>
 struct __align__(4 * TEXTS) OfTexts {
     float of[TEXTS];
 };
 
-// What a head makes of `all` texts: fp32 [all, outputs of its last step]. A block has TEXTS of them, for which it reads the
-// weights once. is_mean: of all vectors, instead of the first. Dynamic shared memory: two vectors of `most` numbers of
-// each of its texts. epsilon: what is added to a variance.
+// Compute the head for `all` texts: fp32 [all, outputs of its last step]. A block has TEXTS texts, for which it reads
+// the weights once. is_mean: whether the head reads the mean of all vectors instead of the first. epsilon: is added to
+// a variance. Dynamic shared memory: two vectors of `most` numbers for each text of the block.
 template <typename T, int WARPS, int TEXTS>
 __global__ void __launch_bounds__(WARPS * WARP, 2)
     head(const T* rows, const int* ends, int all, int width, int pitch, int is_mean, const Step* steps, int count,
@@ -173,7 +180,7 @@ __global__ void __launch_bounds__(WARPS * WARP, 2)
     __shared__ float scratch[WARPS];
     Numbers *from = reinterpret_cast<Numbers*>(shared), *to = from + most;
     for (int t = 0; t < TEXTS; t++) {
-        const int text = min((int)blockIdx.x * TEXTS + t, all - 1);  // beyond the last, that one again
+        const int text = min((int)blockIdx.x * TEXTS + t, all - 1);  // a number beyond the last text repeats the last
         const int first = ends[text], last = is_mean ? ends[text + 1] : first + 1;
         for (int at = threadIdx.x * 2; at < width; at += THREADS * 2) {
             float low = 0, high = 0;

@@ -1,18 +1,20 @@
-// fastText's classifiers: the twin of pipeline/model/fasttext.py, which is the specification.
+// Computes the mean rows of texts for fastText's classifiers. pipeline/model/fasttext.py is the specification.
 //
-// A warp takes a text and a slab of columns. It finds where tokens begin, and queues them, so that a lane hashes one of 32
-// tokens and looks it up in the dictionary: an open-addressing hash table whose words are compared byte by byte. Subwords
-// are hashed by the lane whose byte they begin at, however long a token is; what begins with "<" by the lane of the white
-// space before it. An n-gram of words is hashed by the lane of its last word, from the hashes of those before, in shared
-// memory.
+// Layout. A warp has one text and a slab of columns. It finds where tokens begin and queues them, so that each lane
+//   hashes one of 32 tokens and looks it up in the dictionary. This is an open-addressing hash table, whose words are
+//   compared byte by byte. The lane whose byte begins a subword hashes it; for a subword that begins with "<", this is
+//   the lane of the white space before the token. The lane of the last word of a word n-gram hashes it, from the hashes
+//   of earlier words in shared memory. After each step every lane has a row or none, and LANES lanes read each row
+//   together, COLUMNS columns a lane.
+// Why. Tokens and subwords differ in length, and the queue keeps all 32 lanes busy. Rows are integers and sums have 64
+//   bits, so sums are exact: they depend neither on the order nor on which lane adds a row.
 //
-// Each step gives every lane a row or none, and LANES lanes read a row together, COLUMNS columns each. Rows are integers
-// and so are sums, of 64 bits: they are exact, and depend neither on the order nor on which lane adds what.
+// Test: tests/engine/test_fasttext_gpu.py. Time: python -m benchmarks.fasttext.
 #include "common/reduce.cuh"
 #include "common/types.cuh"
 #include "common/utf8.cuh"
 
-constexpr int QUEUED = 48;  // tokens at most: 31 that wait, and those that begin within 32 positions
+constexpr int QUEUED = 48;  // at most: 31 tokens that wait, and those that begin within 32 positions
 constexpr int MOST_ORDER = 32;
 constexpr int NONE = -1;
 constexpr uint32 FIRST = 2166136261u, PRIME = 16777619u;
@@ -23,7 +25,7 @@ __device__ __forceinline__ bool is_space(uint8 byte) { return byte == ' ' || (by
 
 __device__ __forceinline__ bool is_continuation(uint8 byte) { return (byte & 0xc0) == 0x80; }
 
-// FNV-1a, but for a byte that is signed.
+// Hash a byte with FNV-1a, but as a signed number.
 __device__ __forceinline__ uint32 hash_byte(uint32 hash, uint8 byte) { return (hash ^ (uint32)(signed char)byte) * PRIME; }
 
 __device__ __forceinline__ bool begins_with(const uint8* bytes, const char* what, int size) {
@@ -32,8 +34,9 @@ __device__ __forceinline__ bool begins_with(const uint8* bytes, const char* what
     return true;
 }
 
-// The dictionary: words and then labels. slots: the hash of an entry and its number plus 1, or 0; mask: their number minus
-// one. ends [entries]: of an entry's bytes. known: how many are words. end: the number of "</s>", or -1.
+// The dictionary: first words, then labels. slots: the hash of an entry and its number plus 1, or 0 if the slot is
+// empty. mask: the number of slots minus one. ends [entries]: where the bytes of each entry end. known: the number of
+// words. end: the number of "</s>", or -1.
 struct Dictionary {
     const uint2* slots;
     uint32 mask;
@@ -58,7 +61,7 @@ struct Dictionary {
     }
 };
 
-// From the number of a bucket to its row. pruned: int32 [count], or null where each has one.
+// Maps the number of a bucket to its row. pruned: int32 [count], or null if every bucket has a row.
 struct Buckets {
     uint32 count;
     const int* pruned;
@@ -71,20 +74,20 @@ struct Buckets {
     }
 };
 
-// What a lane reads of a row at once.
+// The part of a row that a lane reads at once.
 template <typename Entry, int COLUMNS>
 struct alignas(COLUMNS * sizeof(Entry) < 16 ? COLUMNS * sizeof(Entry) : 16) Part {
     Entry value[COLUMNS];
 };
 
-// Sums of rows of a table [rows][LANES]. Every lane of a warp calls each function.
+// Sums rows of a table [rows][LANES]. Every lane of a warp calls each function.
 template <int LANES, int COLUMNS, typename Entry>
 struct Sums {
     const Part<Entry, COLUMNS>* table;
-    int64 rows;  // that this lane has given
+    int64 rows;  // the number of rows that this lane has added
     int64 sum[COLUMNS];
 
-    // row: of this lane, or below zero.
+    // row: the row of this lane, or a number below zero if it has none.
     __device__ __forceinline__ void add(int64 row) {
         rows += row >= 0;
         if (!__any_sync(ALL_LANES, row >= 0)) return;
@@ -100,7 +103,7 @@ struct Sums {
     }
 };
 
-// One text as a warp reads it: what is before and after it is blank.
+// One text as a warp reads it. Bytes before and after it count as blank.
 struct Text {
     const uint8* bytes;
     int size;
@@ -109,8 +112,8 @@ struct Text {
     __device__ __forceinline__ bool begins(int at) const { return !is_blank(at) && is_blank(at - 1); }
 };
 
-// Adds the rows of the subwords of tokens that begin at `from` + 1 at the earliest, and end before `to`. left_out: a bit for
-// each token, in their order, that has none.
+// Add the rows of the subwords of tokens that begin at `from` + 1 or later, and end before `to`. left_out: a bit for
+// each token, in their order, that has no subwords.
 template <typename OfRows>
 __device__ __forceinline__ void add_subwords(const Text& text, int from, int to, uint32 left_out, int lowest,
                                              int highest, const Buckets& buckets, OfRows& sums) {
@@ -145,8 +148,8 @@ __device__ __forceinline__ void add_subwords(const Text& text, int from, int to,
     }
 }
 
-// Adds the rows of n-grams of words, each from its last word. hashes [MOST_ORDER - 1 + WARP]: the last `kept` of them before
-// MOST_ORDER - 1 are of words before. has_word: whether this lane has one. Returns how many are kept now.
+// Add the rows of n-grams of words, each by the lane of its last word. hashes [MOST_ORDER - 1 + WARP]: the last `kept`
+// hashes before MOST_ORDER - 1 belong to earlier words. has_word: whether this lane has a word. Return the new `kept`.
 template <typename OfRows>
 __device__ __forceinline__ int add_orders(int* hashes, int kept, bool has_word, uint32 hash, int words,
                                           const Buckets& buckets, OfRows& sums) {
@@ -171,9 +174,10 @@ __device__ __forceinline__ int add_orders(int* hashes, int kept, bool has_word, 
     return keep;
 }
 
-// data, offsets: as for `encode`. slots to end: as in Dictionary. words: of the longest n-gram. lowest, highest: characters
-// of subwords. buckets, pruned: as in Buckets. table Entry [slabs][rows][LANES * COLUMNS]; scales fp32 [slabs][LANES *
-// COLUMNS]. means fp32 [texts, columns]. A block has WARPS texts and one slab, blockIdx.y.
+// data, offsets: see `encode`. slots to end: see Dictionary. words: the number of words in the longest n-gram. lowest,
+// highest: the number of characters in subwords. buckets, pruned: see Buckets. table Entry [slabs][rows][LANES *
+// COLUMNS]; scales fp32 [slabs][LANES * COLUMNS]. means fp32 [texts, columns]: the output. A block has WARPS texts and
+// one slab, blockIdx.y.
 template <int WARPS, int LANES, int COLUMNS, typename Entry>
 __global__ void __launch_bounds__(WARPS* WARP, 3)
     fasttext(const uint8* data, const int64* offsets, const int* texts, const uint2* slots, uint32 mask, const uint8* word_bytes,
@@ -194,7 +198,7 @@ __global__ void __launch_bounds__(WARPS* WARP, 3)
     bool is_over = false;
     for (int base = 0; base <= text.size && !is_over; base += WARP) {
         const int at = base + lane;
-        const bool begins = text.begins(at) || at == text.size;  // where the text ends, "</s>" stands
+        const bool begins = text.begins(at) || at == text.size;  // "</s>" is at the end of the text
         const uint32 beginning = __ballot_sync(ALL_LANES, begins);
         if (begins) queue[queued + __popc(beginning & ((1u << lane) - 1))] = at;
         queued += __popc(beginning);

@@ -1,10 +1,18 @@
-// From the mean rows of texts to what decides their labels, in fastText's classifiers that are not folded into their table:
-// the product with the output matrix, and the tree of hierarchical softmax. pipeline/model/fasttext.py is the specification.
+// Computes logits from the mean rows of texts, for fastText's classifiers that are not folded into their table: the
+// product with the output matrix, and the tree of hierarchical softmax. pipeline/model/fasttext.py is the
+// specification.
+//
+// Layout. A block of `product` has TEXTS texts, whose rows are in static shared memory, DEEP columns at a time, and
+//   THREADS classes, a thread for each. `tree` has a warp for each text, and a lane for every 32nd class.
+// Why. A thread reads each weight once for TEXTS texts. It adds up columns in order, so the bits of a text are the same
+//   alone and in a batch.
+//
+// Test: tests/engine/test_fasttext_gpu.py. Time: python -m benchmarks.fasttext.
 #include "common/reduce.cuh"
 #include "common/types.cuh"
 
-// text_count: how many texts there are. means [texts, columns] times output fp32 [columns, classes], to logits fp32 [texts, classes]. A thread has one class of
-// TEXTS texts, and adds up their columns in order, so that a text's bits are those that it has alone.
+// Multiply means [texts, columns] with output fp32 [columns, classes], and write logits fp32 [texts, classes].
+// text_count: the number of texts, in device memory.
 template <int THREADS, int TEXTS, int DEEP>
 __global__ void __launch_bounds__(THREADS)
     product(const float* means, const float* output, const int* text_count, int columns, int classes, float* logits) {
@@ -34,8 +42,8 @@ __global__ void __launch_bounds__(THREADS)
         if (first + text < texts) logits[(int64)(first + text) * classes + label] = sum[text];
 }
 
-// Hierarchical softmax: the score of a class is the product of those of the turns on its way in the tree. nodes fp32 [texts,
-// classes - 1]; steps, ends: as in Paths; scores fp32 [texts, classes]. A warp takes a text.
+// Compute hierarchical softmax: the score of a class is the product of the scores of all turns on its path in the tree.
+// nodes fp32 [texts, classes - 1]; steps, ends: the paths, see `Paths`; scores fp32 [texts, classes].
 template <int WARPS>
 __global__ void __launch_bounds__(WARPS* WARP)
     tree(const float* nodes, const int* steps, const int* ends, const int* texts, int classes, float* scores) {

@@ -1,16 +1,19 @@
-// The last layer and what follows it: logits, softmax at the model's temperature or sigmoids, and the k best classes. And
-// the same of n-grams alone, which also find the articles about which the network is asked.
+// Computes the last layer and the results: logits, softmax at the model's temperature or sigmoids, and the k best
+// classes. `ngrams_alone` does the same for n-grams without the network, and lists the articles that the network must
+// score.
 //
-// A warp takes ARTICLES articles, so that a row of weights is read once for all of them. A logit is 32 partial sums, one
-// a lane, added up in a fixed order. Each article's probabilities are in shared memory for the selection; a selected
-// class is marked, and the lowest index wins a tie. Where a logit is not finite, neither is any probability of the
-// article: its scores are NaN and its labels -1.
+// Layout. A warp has ARTICLES articles. A logit is the sum of 32 partial sums, one in each lane, in a fixed order. The
+//   probabilities of each article are in dynamic shared memory for the selection. A selected class is marked, and the
+//   lowest index wins a tie. If a logit is not finite, the scores of the article are NaN and its labels -1.
+// Why. A warp reads each row of weights once for all its articles.
+//
+// Test: tests/engine/test_cuda.py, test_ngrams_gpu.py and test_cascade.py beside it. Time: broadsheet profile.
 #include "common/overflow.cuh"
 #include "common/reduce.cuh"
 #include "common/split.cuh"
 #include "common/types.cuh"
 
-constexpr float TAKEN = -3.4028235e38f;  // the least number: scores that are given may be below zero
+constexpr float TAKEN = -3.4028235e38f;  // the smallest number, since scores of the link GIVEN may be below zero
 constexpr int NO_LABEL = -1;
 enum Link { SOFTMAX, SIGMOID, STEPS, GIVEN };  // as in pipeline/model/scores.py
 
@@ -21,8 +24,8 @@ __device__ __forceinline__ float score_alone(float logit, int link) {
     return logit < -8 ? 0 : logit > 8 ? 1 : 1 / (1 + expf(8 - place / 32));
 }
 
-// What becomes of an article's logits. sharpness: one over the temperature. link: how scores follow from logits. logits,
-// which may be null, and scores fp32 [articles, classes]; labels int32 and best fp32 [articles, k].
+// The outputs for an article's logits. sharpness: one over the temperature. link: how scores follow from logits.
+// logits, which may be null, and scores fp32 [articles, classes]; labels int32 and best fp32 [articles, k].
 struct Outputs {
     float sharpness;
     int link, classes, k;
@@ -31,7 +34,7 @@ struct Outputs {
     int* labels;
     float* best;
 
-    // By a warp. value: the logits, which are overwritten; total: 0, or NaN where block 1 has overflowed.
+    // A warp calls this. value: the logits, which it overwrites. total: 0, or NaN if block 1 has overflowed.
     __device__ __forceinline__ void write(float* value, int64 article, float total) const {
         const int lane = threadIdx.x % WARP;
         const int64 row = article * classes;
@@ -46,7 +49,7 @@ struct Outputs {
             if (link == SOFTMAX) total += value[c] = expf((value[c] - highest) * sharpness);
         }
         total = warp_sum(total);
-        // Of scores that are not added up the total is 0, or NaN.
+        // For scores that are not normalised by their sum, the total is 0 or NaN.
         for (int c = lane; c < classes; c += WARP)
             scores[row + c] = value[c] = link == SOFTMAX ? value[c] / total : total + score_alone(value[c], link);
         __syncwarp();
@@ -60,7 +63,7 @@ struct Outputs {
                 const int index = __shfl_xor_sync(ALL_LANES, label, distance);
                 if (other > score || (other == score && index < label)) score = other, label = index;
             }
-            const bool found = label < classes;  // not where the probabilities are NaN
+            const bool found = label < classes;  // false if the probabilities are NaN
             if (lane == 0) {
                 labels[article * k + rank] = found ? label : NO_LABEL;
                 best[article * k + rank] = found ? score : total;
@@ -71,11 +74,11 @@ struct Outputs {
     }
 };
 
-// x [articles, INPUTS]; weight fp32 [classes, INPUTS]; bias fp32 [classes]. beside fp32 [articles, classes]: what is added
-// to the logits, or null; it may be `logits`. statistics [articles] (common/statistics.cu): where blocks 2 to 5 are in 8
-// bits, which cannot tell that block 1 overflows, else null. articles: how many there are. rows: null, or which articles of
-// the batch these are; `beside` and all that is written has the articles of the batch. Then as `Outputs`. Dynamic shared
-// memory: BYTES_A_CLASS * classes.
+// x [articles, INPUTS]; weight fp32 [classes, INPUTS]; bias fp32 [classes]. beside fp32 [articles, classes]: is added
+// to the logits, or null; it may be `logits`. statistics [articles]: from common/statistics.cu if blocks 2 to 5 are in
+// 8 bits, which cannot show that block 1 overflows, else null. articles: the number of articles. rows: the numbers of
+// these articles in the batch, or null; `beside` and all outputs have rows for the articles of the batch. Other
+// arguments: see `Outputs`. Dynamic shared memory: BYTES_A_CLASS * classes.
 template <typename T, int INPUTS, int WARPS, int ARTICLES, int BYTES_A_CLASS>
 __global__ void __launch_bounds__(WARPS* WARP)
     head(const T* x, const float* weight, const float* bias, const float* beside, const float2* statistics,
@@ -126,12 +129,12 @@ __global__ void __launch_bounds__(WARPS* WARP)
     }
 }
 
-// The logits of n-grams alone: beside fp32 [articles, classes], and the bias. A warp takes an article.
+// Score by n-grams alone: the logits are beside fp32 [articles, classes] plus the bias. A warp has one article.
 //
-// asked int32 [articles]: where it is not null, the articles whose margin is not `margin` or more, in any order, their
-// number added to *asked_count. The margin is the distance of the two largest logits, or where cuts fp32 [classes] is not
-// null, of that of a logit to its cut which is the least (pipeline/model/cascade.py). Dynamic shared memory: BYTES_A_CLASS *
-// classes.
+// asked int32 [articles]: if not null, gets the articles whose margin is not `margin` or more, in any order. Their
+// number is added to *asked_count. The margin is the distance between the two largest logits, or, if cuts fp32
+// [classes] is not null, the smallest distance between a logit and its cut (pipeline/model/cascade.py). Dynamic shared
+// memory: BYTES_A_CLASS * classes.
 template <int WARPS, int BYTES_A_CLASS>
 __global__ void __launch_bounds__(WARPS* WARP)
     ngrams_alone(const float* bias, const float* beside, float sharpness, int link, const int* articles, int classes, int k,
@@ -147,7 +150,7 @@ __global__ void __launch_bounds__(WARPS* WARP)
         for (int c = lane; c < classes; c += WARP) value[c] = bias[c] + beside[(int64)article * classes + c];
         if (asked) {
             const float none = -__int_as_float(0x7f800000);
-            float highest = none, second = none;  // of distances the nearest, as the highest of what is below zero
+            float highest = none, second = none;  // the nearest distance is the highest number below zero
             for (int c = lane; c < classes; c += WARP) {
                 const float next = cuts ? -fabsf(value[c] - cuts[c]) : value[c];
                 second = fmaxf(second, fminf(highest, next));

@@ -1,8 +1,8 @@
-// How the host launches a kernel: made by a tile type of pipeline/kernels/tiles.py, asserted by the kernel.
+// How the host launches a kernel. A tile of pipeline/kernels/tiles.py sets the values, and the kernel asserts them.
 #pragma once
 
-// SHARED_BYTES: dynamic shared memory of a block. SHARED_LIMIT: the most that a block can use on the target
-// architecture; pipeline/kernels/compile.py defines it from the same file.
+// SHARED_BYTES: the dynamic shared memory of a block. SHARED_LIMIT: the most that a block can use on the target
+// architecture, which pipeline/kernels/compile.py defines from the same file.
 template <int THREADS_, int SHARED_BYTES_>
 struct Launch {
     static constexpr int THREADS = THREADS_, SHARED_BYTES = SHARED_BYTES_;

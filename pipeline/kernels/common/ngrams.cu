@@ -1,24 +1,25 @@
-// The branch of n-grams: the twin of `scores` in pipeline/model/ngrams.py, which is the specification.
+// Scores the n-grams of texts. `scores` in pipeline/model/ngrams.py is the specification.
 //
-// A warp takes an article and a slab of classes. It first writes the symbols of the characters that are read to shared
-// memory, between two white spaces. Then a lane hashes a word or the n-grams that begin at a position, and finds their
-// buckets. Words are queued, so that 32 lanes hash 32 of them, and a pair needs the hash of the word in the lane before.
+// Layout. A warp has one article and a slab of classes. It first writes the symbols of the characters that it reads to
+//   shared memory, between two white spaces. Then a lane hashes a word, or the n-grams that begin at a position, and
+//   finds their buckets. Words are queued, so that 32 lanes hash 32 words, and a pair needs the hash of the word in the
+//   lane before. A hash table in shared memory counts how often each bucket occurs, and a bucket's row is added when
+//   its count becomes 1, 2, 4, 8 and so on. LANES lanes read a row, eight columns a lane, so a warp reads 32 / LANES
+//   rows at once. The column before the classes of a slab holds the squares.
+// Why. The table of counts must fit in shared memory beside those of other warps. If an article has more buckets than
+//   the table has room for, the warp reads the article again for each part of all buckets. It guesses the number of
+//   parts, and doubles it if a part does not fit. Sums are integers, so they depend neither on the parts nor on which
+//   lane adds a row. Rows are read at random: each read takes a sector of 32 bytes of L2, where a table of some MB
+//   stays between batches.
 //
-// What falls into a bucket is counted in a hash table in shared memory, and its row is added where the count becomes 1, 2,
-// 4, 8 and so on. If there are more buckets than the table has room for, the article is read again for each part of all
-// buckets: the number of parts is guessed, and doubled where a part does not fit. Sums are integers, so they depend
-// neither on that nor on which lane adds what.
-//
-// A row is read by LANES lanes, eight columns each, so 32 / LANES rows at once; the column before the classes of a slab
-// holds the squares. Rows are read at random: each takes a sector of 32 bytes of L2, where a table of some MB stays from
-// batch to batch.
+// Test: tests/engine/test_ngrams_gpu.py. Time: broadsheet profile, python -m benchmarks.network.
 #include "common/reduce.cuh"
 #include "common/types.cuh"
 #include "common/utf8.cuh"
 
-constexpr int COLUMNS = 8;  // of a row, in 16 bytes
-constexpr int QUEUED = 48;  // words at most: 31 that wait, and those that begin within 32 positions
-constexpr int COUNTED = 1024;  // places of the table of counts
+constexpr int COLUMNS = 8;  // the columns of a row that a lane reads, in 16 bytes
+constexpr int QUEUED = 48;  // at most: 31 words that wait, and those that begin within 32 positions
+constexpr int COUNTED = 1024;  // the places in the table of counts
 constexpr uint16 SPACE = 0x20;
 constexpr uint32 BEYOND = 0xd800;
 constexpr uint32 MULTIPLIER = 0x9e3779b1, OF_CHARACTERS = 0x3c6ef372, OF_WORDS = 0xbb67ae85;
@@ -34,7 +35,8 @@ __device__ __forceinline__ uint32 hash_end(uint32 state) {
     return state ^ state >> 16;
 }
 
-// symbols uint16 [65536]: lower case, and one white space. letters: a bit for each symbol that a word may hold.
+// symbols uint16 [65536]: maps to lower case, and all white space to one symbol. letters: a bit for each symbol that a
+// word may contain.
 struct Script {
     const uint16* symbols;
     const uint32* letters;
@@ -53,15 +55,16 @@ struct Script {
     }
 };
 
-// How often a bucket of one part of all has been seen: places of count << key_bits | bucket, or 0.
+// Counts how often each bucket of one part of all buckets has been seen. A place holds count << key_bits | bucket, or
+// 0.
 template <typename Entry>
 struct Counts {
     Entry* place;
     int key_bits, parts_log2, part;
-    int taken;  // places; the same in every lane
+    int taken;  // the number of used places, the same in every lane
 
-    // Every lane of the warp calls both functions. Counts this lane's bucket, if there is one; returns how often it has
-    // been seen, or 0 if it is not of this part.
+    // Every lane of the warp calls both functions. Count this lane's bucket, if there is one. Return how often it has
+    // been seen, or 0 if it belongs to another part.
     __device__ __forceinline__ int add(uint32 bucket, bool is_there) {
         const Entry once = Entry(1) << key_bits;
         is_there = is_there && (bucket & ((1 << parts_log2) - 1)) == part;
@@ -85,11 +88,11 @@ struct Counts {
         taken = 0;
     }
 
-    // Whether another 32 buckets might not find a place.
+    // Return whether another 32 buckets might not find a place.
     __device__ __forceinline__ bool is_full() const { return taken > COUNTED - WARP; }
 };
 
-// Sums of rows of a table [buckets][LANES][COLUMNS]. Every lane of a warp calls each function.
+// Sums rows of a table [buckets][LANES][COLUMNS]. Every lane of a warp calls each function.
 template <int LANES>
 struct Sums {
     const int4* table;
@@ -100,7 +103,7 @@ struct Sums {
         for (int i = 0; i < COLUMNS; i++) sum[i] = 0;
     }
 
-    // Adds the rows of buckets that have been `seen` 2^i times for the 2^i-th time, and their squares 2 i + 1 times.
+    // Add the rows of buckets that have now been `seen` 2^i times, and their squares 2 i + 1 times.
     __device__ __forceinline__ void add(uint32 bucket, int seen) {
         const int times = seen > 0 && (seen & (seen - 1)) == 0 ? 63 - 2 * __clz(seen) : 0;
         const int lane = threadIdx.x % WARP, own = lane % LANES;
@@ -122,7 +125,8 @@ struct Sums {
         }
     }
 
-    // total += sum * scale / sqrt(squares), each operation rounded by itself. scale: of this lane's columns.
+    // Compute total += sum * scale / sqrt(squares). Each operation is rounded by itself. scale: for this lane's
+    // columns.
     __device__ __forceinline__ void weigh(const float (&scale)[COLUMNS], float (&total)[COLUMNS]) {
 #pragma unroll
         for (int i = 0; i < COLUMNS; i++)
@@ -138,7 +142,7 @@ struct Sums {
     }
 };
 
-// What a warp has of an article: symbols of `count` characters, the first at text[1], between two white spaces.
+// An article in shared memory: the symbols of `count` characters between two white spaces. The first is at text[1].
 struct Read {
     const uint16* text;
     uint16* queue;
@@ -146,7 +150,7 @@ struct Read {
     Script script;
 };
 
-// Adds the rows of words, and of pairs of them if ORDER is 2. Returns whether the counts had room.
+// Add the rows of words, and of pairs of words if ORDER is 2. Return whether the counts had room.
 template <int ORDER, typename Entry, int LANES>
 __device__ __forceinline__ bool add_words(const Read& read, int shift, Counts<Entry>& counts, Sums<LANES>& sums) {
     const int lane = threadIdx.x % WARP;
@@ -191,7 +195,7 @@ __device__ __forceinline__ bool add_words(const Read& read, int shift, Counts<En
     return true;
 }
 
-// The same of n-grams of characters.
+// Add the rows of n-grams of characters. Return whether the counts had room.
 template <int LOWEST, int HIGHEST, typename Entry, int LANES>
 __device__ __forceinline__ bool add_characters(const Read& read, int shift, Counts<Entry>& counts, Sums<LANES>& sums) {
     const int end = read.count + 1;
@@ -202,7 +206,7 @@ __device__ __forceinline__ bool add_characters(const Read& read, int shift, Coun
 #pragma unroll
         for (int n = 1; n <= HIGHEST; n++) {
             const int last = at + n - 1;
-            if (n > 2) is_whole = is_whole && !is_space;  // the last symbol of the n-gram before lies within this one
+            if (n > 2) is_whole = is_whole && !is_space;  // the last symbol of the shorter n-gram is inside this one
             const uint16 symbol = last <= end ? read.text[last] : SPACE;
             is_space = symbol == SPACE;
             if (n == 1) begins_with_space = is_space;
@@ -217,12 +221,13 @@ __device__ __forceinline__ bool add_characters(const Read& read, int shift, Coun
     return true;
 }
 
-// data, offsets: as for `encode`. reads: characters. ORDER words, LOWEST to HIGHEST characters an n-gram; 0 for none.
-// table int16 [slabs][buckets][LANES * COLUMNS], bucket = hash >> shift; scale fp32 [2][slabs][LANES * COLUMNS].
-// scores fp32 [articles, classes]. Entry: of a count and a bucket. A block has WARPS articles and one slab, blockIdx.y.
-// Dynamic shared memory: SHARED.
+// data, offsets: see `encode`. reads: the number of characters that are read. An n-gram has up to ORDER words, or
+// LOWEST to HIGHEST characters; 0 means that there are none. table int16 [slabs][buckets][LANES * COLUMNS], where
+// bucket = hash >> shift; scale fp32 [2][slabs][LANES * COLUMNS]. scores fp32 [articles, classes]: the output. Entry:
+// the integer that holds a count and a bucket. A block has WARPS articles and one slab, blockIdx.y. Dynamic shared
+// memory: SHARED.
 template <int WARPS, int LANES, int ORDER, int LOWEST, int HIGHEST, typename Entry, int SHARED>
-__global__ void __launch_bounds__(WARPS* WARP, LANES == 1 ? 4 : 2)  // blocks an SM; with more lanes, 4 make it spill
+__global__ void __launch_bounds__(WARPS* WARP, LANES == 1 ? 4 : 2)  // blocks per SM: with more lanes, 4 would spill
     ngrams(const uint8* data, const int64* offsets, const int* articles, int reads, const uint16* symbols,
            const uint32* letters, const int4* table, int shift, const float* scales, int classes, float* scores) {
     constexpr int WIDTH = LANES * COLUMNS;
@@ -256,7 +261,7 @@ __global__ void __launch_bounds__(WARPS* WARP, LANES == 1 ? 4 : 2)  // blocks an
     float total[COLUMNS] = {}, scale[COLUMNS];
     for (int kind = 0; kind < 2; kind++) {
         if (kind == 0 ? ORDER == 0 : HIGHEST == 0) continue;
-        // Of the n-grams there might be, somewhat more than half are others than those before.
+        // The guess: somewhat more than half of the possible n-grams are distinct.
         const int most = kind == 0 ? ORDER * count / 4 : (HIGHEST - LOWEST + 1) * count;
         int parts_log2 = 0;
         while ((COUNTED << parts_log2) * 3 < most * 2) parts_log2++;

@@ -1,9 +1,15 @@
-// Layer normalisation over all of an article's [ROWS, CHANNELS], then ReLU and a max pool, after block 6.
+// Computes layer normalisation over all of an article's [ROWS, CHANNELS], then ReLU and a max pool, after block 6.
 //
-// Only the rows that the text reaches are in memory; all others are one constant row, which enters the sums as often as
-// there are such rows. A block takes one article after another, and a warp of it some pool windows, whose rows stay in
-// registers from the sum for the mean through that of the squares around it to the result. γ and β of all windows are
-// twice as large as an article: where shared memory holds them, they are read once a block.
+// Only the rows that the text reaches are in memory. All others equal one constant row, which enters the sums as often
+// as there are such rows.
+//
+// Layout. A block takes one article after another. Each of its WARPS warps has some pool windows, and a lane has eight
+//   channels of a row. Dynamic shared memory holds γ and β, if two blocks fit on an SM.
+// Why. Rows stay in registers from the sum for the mean, through the sum of squares around the mean, to the result. γ
+//   and β together are twice as large as an article, so from shared memory they are read once for all articles of a
+//   block.
+//
+// Test: tests/engine/test_cuda.py. Time: broadsheet profile.
 #include "common/launch.cuh"
 #include "common/overflow.cuh"
 #include "common/packing.cuh"
@@ -17,21 +23,21 @@ struct __align__(16) Eight {
 };
 
 // input [units, CHANNELS]; first [articles + 1]; constant [CHANNELS]; gamma, beta [ROWS, CHANNELS]; output [articles,
-// ROWS / POOL, CHANNELS]. articles: their number, in device memory. least_variance: below it an article gets NaN. Dynamic
-// shared memory: gamma and beta, or none.
+// ROWS / POOL, CHANNELS]. articles: the number of articles, in device memory. least_variance: an article with less
+// variance gets NaN. Dynamic shared memory: gamma and beta, or none.
 template <typename T, typename Out, int CHANNELS, int POOL, int ROWS, int WARPS, typename Launch>
 __global__ void __launch_bounds__(Launch::THREADS, 2)
     norm_relu_pool(const T* input, const int* first, const T* constant, const T* gamma, const T* beta, Out* output,
                    const int* articles, float epsilon, float least_variance) {
-    constexpr int WINDOWS = ROWS / POOL, ALL_WINDOWS = (ROWS + POOL - 1) / POOL;  // the pool leaves out a partial one
-    constexpr int TURNS = (ALL_WINDOWS + WARPS - 1) / WARPS;                      // windows of a warp
+    constexpr int WINDOWS = ROWS / POOL, ALL_WINDOWS = (ROWS + POOL - 1) / POOL;  // the pool drops a partial window
+    constexpr int TURNS = (ALL_WINDOWS + WARPS - 1) / WARPS;                      // the windows of each warp
     constexpr bool KEPT = TURNS * POOL * sizeof(Eight<T>) <= 240;                 // in 60 registers
     constexpr bool SHARED = Launch::SHARED_BYTES > 0;
     static_assert(CHANNELS == 8 * WARP && Launch::THREADS == WARPS * WARP, "a warp takes a row, eight channels a lane");
     static_assert(!SHARED || Launch::SHARED_BYTES == 2 * ROWS * CHANNELS * sizeof(T), "gamma and beta");
     extern __shared__ __align__(16) char shared[];
     __shared__ float scratch[WARPS];
-    __shared__ volatile int there;  // not in a register: there is none to spare
+    __shared__ volatile int there;  // in shared memory, since no register is free
     const Packing packing{first};
     const int warp = threadIdx.x / WARP, column = threadIdx.x % WARP * 8;
     if (threadIdx.x == 0) there = *articles;

@@ -1,14 +1,23 @@
-// How the rows of a batch are packed: how far the text of each article reaches, and from there where its units begin.
+// Packs the rows of a batch: computes how far the text of each article reaches, and from there where its units begin.
+// common/packing.cuh describes the layout of the result.
+//
+// Layout. `first_units` is one block of WARPS warps. It takes WARPS * 32 articles in each round, a thread for each, and
+//   computes a running sum by shuffles within a warp and over WARPS sums in shared memory. `gather` and `closing_units`
+//   have one warp for each article.
+// Why. A batch has some thousand articles, so one block is fast enough and needs no second pass over partial sums.
+//
+// Test: tests/engine/test_text_frame.py. Time: broadsheet profile.
 #include "common/packing.cuh"
 #include "common/reduce.cuh"
 #include "common/types.cuh"
 
-// The pool windows that `rows` rows touch, `most` at most.
+// Return the number of pool windows that `rows` rows touch, at most `most`.
 __device__ __forceinline__ int pooled(int rows, int pool, int most) { return min((rows + pool - 1) / pool, most); }
 
-// The running sum over the articles, by one block. text_end [articles] (common/statistics.cu). most_rows, most_units:
-// rows of block 1's and of block 2's pooled output. whole: every article reaches all of the frame. article_count: how
-// many articles there are; the host knows the most. first [articles + 1]; counts: units and articles.
+// Compute the running sum over the articles in one block. text_end [articles]: from common/statistics.cu. most_rows,
+// most_units: the rows of the pooled outputs of blocks 1 and 2. whole: whether every article reaches the whole frame.
+// article_count: the number of articles, of which the host only knows the maximum. first [articles + 1] and counts (the
+// numbers of units and of articles): the output.
 template <int POOL_1, int POOL_2, int CLOSING_UNITS, int WARPS>
 __global__ void __launch_bounds__(WARPS* WARP)
     first_units(const int* text_end, const int* article_count, int most_rows, int most_units, bool whole, int* first,
@@ -16,7 +25,7 @@ __global__ void __launch_bounds__(WARPS* WARP)
     static_assert(CLOSING_UNITS == CLOSING, "the host plans as many");
     __shared__ int sums[WARPS];
     const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
-    int before = 0;  // units of the articles of earlier rounds
+    int before = 0;  // the units of all articles in earlier rounds
     const int articles = *article_count;
     for (int begin = 0; begin < articles; begin += WARPS * WARP) {
         const int article = begin + threadIdx.x;
@@ -25,7 +34,7 @@ __global__ void __launch_bounds__(WARPS* WARP)
             const int rows = pooled(text_end[article], POOL_1, most_rows);
             units = CLOSING + (whole ? most_units : pooled(rows, POOL_2, most_units));
         }
-        int last = units;  // of this warp's articles up to this one
+        int last = units;  // becomes the units of this warp's articles up to this one
 #pragma unroll
         for (int distance = 1; distance < WARP; distance *= 2) {
             const int other = __shfl_up_sync(ALL_LANES, last, distance);
@@ -49,8 +58,8 @@ __global__ void __launch_bounds__(WARPS* WARP)
     }
 }
 
-// The ids of the articles that the network is asked about, uint8 [*count, pitch], by rows: which articles of the batch they
-// are. A warp takes an article.
+// Copy the ids of the articles that the network must score to uint8 [*count, pitch]. rows: the numbers of these
+// articles in the batch. A warp copies an article.
 template <int WARPS>
 __global__ void __launch_bounds__(WARPS* WARP)
     gather(const uint8* ids, int pitch, const int* rows, const int* count, uint8* out) {
@@ -61,7 +70,7 @@ __global__ void __launch_bounds__(WARPS* WARP)
     for (int i = threadIdx.x % WARP; i < pitch / 16; i += WARP) to[i] = from[i];
 }
 
-// closing: of each unit, whether it is one of the last CLOSING of its article. A warp takes an article.
+// Set closing [units]: whether each unit is one of the last CLOSING units of its article. A warp has an article.
 template <int WARPS>
 __global__ void __launch_bounds__(WARPS* WARP) closing_units(const int* first, const int* articles, uint8* closing) {
     const int article = blockIdx.x * WARPS + threadIdx.x / WARP;

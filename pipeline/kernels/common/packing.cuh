@@ -1,14 +1,19 @@
-// Where the rows of a batch lie. Articles follow each other without gaps, and block 1 to block 6 keep one layout: an
-// article has a unit for every row of block 2's pooled output that its text reaches, and CLOSING more, which the taps of
-// a convolution read below the last of them. A unit is one row of a layer's output, and one of its input, or before a
-// pool a window of them. What a layer gives beyond the text's reach is a constant of the model; closing units take it,
-// since their products would reach into the next article.
+// Where the rows of a batch are in memory.
+//
+// Articles follow each other without gaps, and blocks 1 to 6 share one layout. An article has a unit for every row of
+// block 2's pooled output that its text reaches, and CLOSING more units, which the taps of a convolution read below the
+// last row. A unit is one row of a layer's output. It is also one row of the layer's input, or before a pool one window
+// of rows. Beyond the reach of the text the output of a layer is a constant of the model. Closing units get this
+// constant, since their products would read rows of the next article.
+//
+// common/packing.cu computes the layout, and pipeline/kernels/memory_plan.py counts its units.
+// Test: tests/engine/test_text_frame.py.
 #pragma once
 #include "common/types.cuh"
 
 constexpr int CLOSING = 2;
 
-// The units of each article. first [articles + 1]: an article's first unit, and last of all the number of units.
+// The units of each article. first [articles + 1]: the first unit of each article, and at the end the number of units.
 struct Packing {
     const int* first;
 
@@ -16,7 +21,8 @@ struct Packing {
     __device__ __forceinline__ int reach(int article) const { return units(article) - CLOSING; }
 };
 
-// The units of a batch as a product sees them. closing: of each unit, 1 where it takes `constant`; null where none does.
+// The units of a batch as a product sees them. closing: 1 for each unit that gets `constant`, or null if there are
+// none.
 template <typename T>
 struct Units {
     int count;

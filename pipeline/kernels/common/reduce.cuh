@@ -1,10 +1,11 @@
-// Sums over a warp and over a block, in an order that depends on thread numbers alone: the same bits every time.
+// Sums over a warp and over a block. Their order depends only on thread numbers, so the bits are the same every time.
 #pragma once
 
 constexpr int WARP = 32;
 constexpr unsigned int ALL_LANES = 0xffffffffu;
 
-// Every lane gets the sum. Butterfly: step by step, lanes i and i ^ distance add up the same two numbers.
+// Return the sum over a warp to every lane. In each step of this butterfly, lanes i and i ^ distance add the same
+// numbers.
 template <typename Number>
 __device__ __forceinline__ Number warp_sum(Number value) {
 #pragma unroll
@@ -19,7 +20,7 @@ __device__ __forceinline__ float warp_max(float value) {
     return value;
 }
 
-// Every thread gets the sum over a block of WARPS warps; `scratch` holds WARPS numbers in shared memory.
+// Return the sum over a block of WARPS warps to every thread. `scratch` holds WARPS numbers in shared memory.
 template <int WARPS>
 __device__ __forceinline__ float block_sum(float value, float* scratch) {
     value = warp_sum(value);

@@ -1,20 +1,23 @@
-// Rotary embeddings, where a product of queries, keys and values stores its outputs: Su et al., "RoFormer" (2021).
+// Rotary embeddings (Su et al., "RoFormer", 2021), applied when a product stores its queries, keys and values.
 //
-// A pair of a head's values turns by an angle that depends on the token's place. The host orders the weights of queries
-// and keys so that the two values of a pair are neighbouring outputs, which one thread has, and fills heads up to HEAD
-// values. Scores are sums over all values, so both may have this order; the values of attention keep theirs.
+// Each pair of a head's values turns by an angle that depends on the token's position. The host orders the weights of
+// queries and keys so that the two values of a pair are neighbouring outputs of one thread, and pads heads to HEAD
+// values. Scores are sums over all values, so queries and keys may both have this order. The values of attention keep
+// their order.
+//
+// Test: tests/engine/test_families_gpu.py. Time: python -m benchmarks.peers.modernbert_gpu.
 #pragma once
 #include "common/types.cuh"
 
-// places: of each row its token's number in its text. turns [places, PAIRS]: cosine and sine of each pair's angle. outputs:
-// how many are turned, those of queries and keys, which come first.
+// places: the number of each row's token in its text. turns [places, PAIRS]: the cosine and sine of each pair's angle.
+// outputs: how many outputs are turned. These are the queries and keys, which come first.
 struct Rotary {
     static constexpr int HEAD = 64, PAIRS = HEAD / 2;
     const int* places;
     const float2* turns;
     int outputs;
 
-    // Of a row, the angles of its place; of one beyond the last row, those of place 0.
+    // Return the angles for a row's place, or those of place 0 for a row beyond the last.
     __device__ __forceinline__ const float2* of_row(int row, int rows) const {
         return turns + (int64)(row < rows ? places[row] : 0) * PAIRS;
     }

@@ -1,22 +1,24 @@
-// Numbers of fp32 as two fp16 parts, x = high + low, for products on tensor cores.
+// Stores fp32 numbers as two fp16 parts, x = high + low, for products on tensor cores.
 //
-// Both parts together hold 22 bits of x, as long as x is between 2^-3 and 65,504 in size; below, they are exact to 2^-25.
-// pipeline/kernels/split.py therefore scales each channel by a power of two. Of 32 neighbouring numbers the high parts
-// come first and then the low parts, 128 bytes in all: a slab of a product's shared memory.
+// Both parts together hold 22 bits of x, if x is between 2^-3 and 65,504 in size. Below that, they are exact to 2^-25.
+// pipeline/kernels/split.py therefore scales each channel by a power of two. For each 32 neighbouring numbers, the high
+// parts come first and then the low parts. These 128 bytes are a slab of a product's shared memory.
+//
+// Test: tests/kernels/test_fp32_tensor_cores.py. Time: python -m benchmarks.tune --precision fp32.
 #pragma once
 #include "common/overflow.cuh"
 #include "common/packing.cuh"
 #include "common/reduce.cuh"
 #include "common/types.cuh"
 
-// The room of one number. A pointer to Split counts numbers, whose parts lie elsewhere in the same 128 bytes.
+// The space of one number. A pointer to Split counts numbers, whose parts are elsewhere in the same 128 bytes.
 struct Split {
     uint32 room;
 };
 
 constexpr int SPLIT_GROUP = 32;
 
-// Two parts of each of two numbers. A number beyond fp16 becomes infinity minus infinity, so every product with it is NaN.
+// The parts of two numbers. A number beyond fp16 becomes infinity minus infinity, so every product with it is NaN.
 struct SplitPair {
     uint32 high, low;
     __device__ __forceinline__ SplitPair(float x, float y) : high(pack<Half>(x, y)) {
@@ -25,7 +27,7 @@ struct SplitPair {
     }
 };
 
-// The high part of the number at `at`; its low part is SPLIT_GROUP further.
+// Return the address of the high part of the number at `at`. Its low part is SPLIT_GROUP elements further.
 __device__ __forceinline__ Half* high_part(const Split* at) {
     const uint64 address = reinterpret_cast<uint64>(at);
     return reinterpret_cast<Half*>((address & ~127ull) + (address & 127) / 2);
@@ -52,7 +54,7 @@ __device__ __forceinline__ void store8<Split>(Split* at, const float (&value)[8]
     *reinterpret_cast<Vector16*>(high_part(at) + SPLIT_GROUP) = low;
 }
 
-// Of four neighbouring lanes, lane l has element l of four vectors, and gets all of vector l.
+// Transpose among four neighbouring lanes: lane l has element l of four vectors, and gets all elements of vector l.
 __device__ __forceinline__ uint4 transpose_four(const uint32 (&element)[4]) {
     const bool odd = threadIdx.x & 1, upper = threadIdx.x & 2;
     const uint32 a = __shfl_xor_sync(ALL_LANES, odd ? element[0] : element[1], 1);
@@ -63,8 +65,9 @@ __device__ __forceinline__ uint4 transpose_four(const uint32 (&element)[4]) {
     return make_uint4(upper ? c : x[0], upper ? d : x[1], upper ? x[2] : c, upper ? x[3] : d);
 }
 
-// What a product leaves: of 32 neighbouring outputs, in a warp's registers as mma and wgmma hold them. Lane l has outputs
-// 8j + l % 4 * 2 and one further, of unit `unit` (in value[j][0] and [1]) and of the one eight below ([2] and [3]).
+// Store 32 neighbouring outputs of a product from a warp's registers, where mma and wgmma leave them. Lane l has
+// outputs 8j + l % 4 * 2 and the next one, for unit `unit` (in value[j][0] and [1]) and for the unit eight below ([2]
+// and [3]).
 template <typename Out>
 __device__ __forceinline__ void store_outputs(const float (&value)[4][4], Out* output, int channels, int unit, int column,
                                               const Units<Out>& units);
@@ -110,7 +113,7 @@ __device__ __forceinline__ void store_outputs<float>(const float (&value)[4][4],
     }
 }
 
-// A sum's output: with the output channel's scale and bias, and after ReLU if there is one. NaN stays NaN.
+// Return the output for a sum: apply the channel's scale and bias, and ReLU if there is one. NaN stays NaN.
 template <bool RELU>
 __device__ __forceinline__ float finished(float sum, float factor, float bias) {
     const float value = fmaf(sum, factor, bias);

@@ -1,22 +1,26 @@
-// Mean and deviation of block 1 without computing block 1.
+// Computes the mean and deviation of block 1 without computing block 1.
 //
-// A window's 256 outputs are b + Σ_t w_t[c_(q+t)], so their sum over all windows, and the sum of their squares, are sums
-// of inner products of table rows: with prefix sums over the taps
+// A window's 256 outputs are b + Σ_t w_t[c_(q+t)]. So their sum over all windows, and the sum of their squares, are
+// sums of inner products of table rows. The kernel reads prefix sums over the taps:
 //     first[k][u]     = Σ_(t≤k) ( Σ w_t[u],  |w_t[u]|² + 2 b·w_t[u] )
 //     pairs[k][d][u][v] = Σ_(t≤k) 2 w_t[u]·w_(t+d)[v]
-// the character at position s adds first[high][c_s] and pairs[high][d][c_s][c_(s+d)], d = 1…6, where `high` and `low` cut
-// off the taps that would start a window before the text or after the last one. Seven small look-ups a position replace
-// 1,792 values. Characters outside the alphabet have zero rows, so nothing after the text is visited.
-// (Derived from the expansion of |Σ_t w_t|²; pipeline/kernels/tables.py computes the tables in float64.)
+// The character at position s adds first[high][c_s] and pairs[high][d][c_s][c_(s+d)] for d = 1…6. `high` and `low` cut
+// off the taps that would start a window before the text or after the last window. (This follows from expanding
+// |Σ_t w_t|². pipeline/kernels/tables.py computes the tables in float64.)
+//
+// Layout. A warp has one article, and lane l reads positions l, l + 32 and so on. Sums are in fp64 registers.
+// Why. Seven small look-ups for each position replace 1,792 values. Characters outside the alphabet have zero rows, so
+//   the kernel stops at the end of the text.
+//
+// Test: tests/engine/test_cuda.py, and tests/kernels/test_tables.py for the tables. Time: broadsheet profile.
 #include "common/overflow.cuh"
 #include "common/reduce.cuh"
 #include "common/types.cuh"
 
-// ids [articles, pitch]. first [KERNEL][id_count] and pairs [KERNEL][KERNEL - 1][id_count][id_count] as above.
-// sum_of_biases, sum_of_square_biases: over one window. statistics [articles]: mean and 1 / sqrt(variance + epsilon),
-// which is NaN where the variance does not fit fp32.
-// articles: how many there are; the host knows the most.
-// text_end [articles]: one past the last position that is not padding.
+// ids [articles, pitch]. articles: the number of articles, of which the host only knows the maximum. first
+// [KERNEL][id_count] and pairs [KERNEL][KERNEL - 1][id_count][id_count]: as above. sum_of_biases, sum_of_square_biases:
+// the sums over one window. statistics [articles]: the mean and 1 / sqrt(variance + epsilon), which is NaN if the
+// variance does not fit fp32. text_end [articles]: one past the last position that is not padding.
 template <int KERNEL, int CHANNELS, int WARPS>
 __global__ void __launch_bounds__(WARPS* WARP)
     norm_statistics(const uint8* ids, const int* articles, int length, int pitch, int id_count, const float2* first,

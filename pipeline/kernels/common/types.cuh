@@ -1,6 +1,7 @@
-// Storage types and their packed arithmetic, without headers of the CUDA toolkit, which need not be installed.
+// Storage types and their packed arithmetic. This needs no headers of the CUDA toolkit, which need not be installed.
 //
-// Activations and weights are float, Half (IEEE fp16) or BFloat (bfloat16). Sums are always in fp32 registers.
+// Activations and weights are float, Half (IEEE fp16) or BFloat (bfloat16). Sums are always in fp32 registers. Every
+// kernel includes this file, and tests/kernels/test_compile.py compiles them all.
 #pragma once
 
 using uint8 = unsigned char;
@@ -22,7 +23,7 @@ struct __align__(16) Vector16 {
     uint32 pair[4];
 };
 
-// Two fp32 values, rounded to nearest even, as one register: `low` in its lower half.
+// Round two fp32 values to nearest even, and pack them in one register. `low` is in its lower half.
 template <typename T>
 __device__ __forceinline__ uint32 pack(float low, float high);
 
@@ -58,7 +59,7 @@ __device__ __forceinline__ uint32 pack<BFloat>(float low, float high) {
     return pair;
 }
 
-// The same after ReLU: a negative value becomes 0, and NaN stays NaN.
+// Pack two values like `pack`, after ReLU: a negative value becomes 0, and NaN stays NaN.
 template <typename T>
 __device__ __forceinline__ uint32 pack_relu(float low, float high);
 
@@ -75,7 +76,7 @@ __device__ __forceinline__ uint32 pack_relu<BFloat>(float low, float high) {
     return pair;
 }
 
-// a * b + c and the larger of two, on both halves at once; NaN where one of them is NaN.
+// Compute a * b + c, or the larger of two values, on both halves at once. The result is NaN if an operand is NaN.
 template <typename T>
 __device__ __forceinline__ uint32 fma_pair(uint32 a, uint32 b, uint32 c);
 template <typename T>
@@ -107,7 +108,7 @@ __device__ __forceinline__ uint32 max_pair<BFloat>(uint32 a, uint32 b) {
 }
 #endif
 
-// Eight elements to and from fp32 registers; `at` is a multiple of eight elements.
+// Load eight elements to fp32 registers, or store them. `at` is a multiple of eight elements.
 template <typename T>
 __device__ __forceinline__ void load8(const T* at, float (&value)[8]) {
     const Vector16 vector = *reinterpret_cast<const Vector16*>(at);

@@ -1,4 +1,4 @@
-// Characters in the bytes of an article: `characters` in pipeline/model/alphabet.py is the specification.
+// Finds characters in the bytes of an article. `characters` in pipeline/model/alphabet.py is the specification.
 #pragma once
 
 #include "common/types.cuh"
@@ -10,7 +10,7 @@ struct Article {
     int64 size;
 };
 
-// Bytes of the well-formed sequence (Unicode 15, table 3-7) that begins at `at`; 1 where none does.
+// Return the length of the well-formed sequence (Unicode 15, table 3-7) that begins at `at`, or 1 if none begins there.
 __device__ int sequence_length(const Article& article, int64 at) {
     const uint8 lead = article.bytes[at];
     if (lead < 0xc2 || lead > 0xf4) return 1;
@@ -33,7 +33,7 @@ __device__ bool begins_character(const Article& article, int64 at) {
     return true;
 }
 
-// Of the well-formed sequence of `length` bytes, two or more, that begins at `at`.
+// Return the code point of the well-formed sequence of `length` bytes, two or more, that begins at `at`.
 __device__ uint32 code_point(const Article& article, int64 at, int length) {
     uint32 point = article.bytes[at] & (0x7f >> length);
     for (int i = 1; i < length; i++) point = point << 6 | (article.bytes[at + i] & 0x3f);

@@ -1,27 +1,31 @@
-// BERT's tokens of texts in UTF-8, each by a thread: pipeline/model/wordpiece.py is the specification.
+// Makes BERT's tokens of texts in UTF-8. pipeline/model/wordpiece.py is the specification.
 //
-// Texts differ in length, so that the threads of a warp part; there are so many texts that this does not matter: what a
-// thread waits for, mostly entries of the vocabulary in L2, others hide. A thread ends when its text has more tokens than
-// the model reads.
+// Layout. A thread has one text. Shared memory has the code points of one word of each thread, interleaved so that the
+//   threads of a block use different banks. A thread ends when its text has more tokens than the model reads.
+// Why. Texts differ in length, so the threads of a warp diverge. There are so many texts that this does not matter:
+//   threads mostly wait for entries of the vocabulary in L2, and other threads hide this latency.
+//
+// Test: tests/kernels/test_wordpiece_on_cpu.py, tests/engine/test_encoder_gpu.py, and python -m benchmarks.fuzz_tokens
+// for the specification. Time: python -m benchmarks.peers.encoders_gpu.
 #include "common/launch.cuh"
 #include "common/types.cuh"
 
 constexpr uint32 POINT = (1u << 21) - 1, ALONE = 1u << 21;
-constexpr int CLASS_SHIFT = 22;  // of a mark, in what a code point becomes
+constexpr int CLASS_SHIFT = 22;  // where the combining class of a mark begins in a mapped code point
 constexpr uint32 PAGE = 256, SPACE = 0x20;
 constexpr int LENGTH_BITS = 8;
-constexpr int WORD_BEGINS = 0, WORD_CONTINUES = 1;  // nodes of the vocabulary
+constexpr int WORD_BEGINS = 0, WORD_CONTINUES = 1;  // the root nodes of the vocabulary
 
-// From a node of the vocabulary, a tree, by a code point to the next. key: node and code point; all bits where the place
-// is empty. token: of what is read until there, or -1.
+// An edge of the vocabulary, which is a tree: it leads from a node by a code point to the next node. key: the node and
+// the code point, or all bits set if the place is empty. token: the token of the path up to here, or -1.
 struct __align__(16) Edge {
     uint64 key;
     int next, token;
 };
 
-// edges: a hash table, with linear search; its size is a power of two. marked: the marks' combining class is above
-// CLASS_SHIFT. special: of entries that are one token wherever they stand, the bytes, where each ends, and their tokens,
-// longest first; starts: a bit for each byte that begins one.
+// edges: a hash table with linear search, whose size is a power of two. pages, characters, sequences: what each code
+// point becomes. special, special_ends, special_tokens: the bytes of entries that are one token wherever they occur,
+// where each ends, and their tokens, longest first. starts: a bit for each byte that begins such an entry.
 struct Vocabulary {
     const Edge* edges;
     const uint16* pages;
@@ -34,7 +38,7 @@ struct Vocabulary {
     int edge_bits, specials, first, last, unknown;
 };
 
-// The node and the token that a code point leads to; false where none.
+// Find the edge that a code point follows from a node. Return false if there is none.
 __device__ __forceinline__ bool follow(const Vocabulary& vocabulary, int node, uint32 point, Edge& edge) {
     const uint64 key = (uint64)node << 21 | point;
     const uint32 mask = (1u << vocabulary.edge_bits) - 1;
@@ -51,16 +55,16 @@ __device__ __forceinline__ bool follow(const Vocabulary& vocabulary, int node, u
     }
 }
 
-// The tokens of one text, and the code points of the word that is being read, in shared memory, where those of a block's
-// threads alternate. LONGEST: of a word that is cut.
+// Collects the tokens of one text, and the code points of the current word in shared memory, where the words of all
+// threads of a block alternate. LONGEST: the most code points in a word that is cut into tokens.
 template <int THREADS, int LONGEST>
 struct Reader {
     const Vocabulary& vocabulary;
     int* ids;
-    int room;  // for tokens of words
+    int room;  // the number of tokens of words that fit
     uint32* points;
     int tokens = 0, size = 0;
-    bool is_whole = false;  // whether nothing can be added to the word
+    bool is_whole = false;  // whether the word is complete
 
     __device__ __forceinline__ uint32& word(int i) const { return points[i * THREADS]; }
 
@@ -69,7 +73,7 @@ struct Reader {
         tokens++;
     }
 
-    // What a code point becomes; marks are put in order.
+    // Add a mapped code point to the word. Combining marks are put in order.
     __device__ __forceinline__ void add(uint32 point) {
         if (size && (is_whole || point == SPACE || point & ALONE)) {
             if (size > LONGEST) put(vocabulary.unknown);
@@ -113,7 +117,7 @@ struct Article {
     int64 size;
 };
 
-// The special token that begins at `at`, or -1; `bytes` of it.
+// Return the special token that begins at `at`, or -1. Set `bytes` to its length.
 __device__ __forceinline__ int special_at(const Vocabulary& vocabulary, const Article& text, int64 at, int& bytes) {
     const uint8 lead = text.bytes[at];
     if (!(vocabulary.starts[lead / 32] >> lead % 32 & 1)) return -1;
@@ -126,17 +130,18 @@ __device__ __forceinline__ int special_at(const Vocabulary& vocabulary, const Ar
     return -1;
 }
 
-// The code point that begins at `at` in valid UTF-8, and its bytes.
+// Return the code point that begins at `at` in valid UTF-8. Set `bytes` to its length.
 __device__ __forceinline__ uint32 character(const Article& text, int64 at, int& bytes) {
     const uint8 lead = text.bytes[at];
     bytes = (int)min((int64)(1 + (lead >= 0xc0) + (lead >= 0xe0) + (lead >= 0xf0)), text.size - at);
     uint32 point = bytes == 1 ? lead : lead & (0x7f >> bytes);
     for (int i = 1; i < bytes; i++) point = point << 6 | (text.bytes[at + i] & 0x3f);
-    return min(point, 0x10ffffu);  // of bytes that are not UTF-8, too, the table has an entry
+    return min(point, 0x10ffffu);  // so that the table also has an entry for bytes that are not UTF-8
 }
 
-// data: UTF-8, whose first byte is at offsets[0]. rooms [texts + 1]: where each text's tokens go in `ids`, with the two
-// that frame them; most: of a text. counts [texts]: how many it has; is_cut [texts]: 1 where the text has more.
+// data: UTF-8, whose first byte is at offsets[0]. rooms [texts + 1]: where each text's tokens go in `ids`, including
+// the two tokens that frame them. most: the most tokens of a text, including these two. counts [texts]: the number of
+// tokens of each text. is_cut [texts]: 1 if the text has more tokens than fit.
 template <int LONGEST, typename Launch>
 __global__ void __launch_bounds__(Launch::THREADS)
     wordpiece(const uint8* data, const int64* offsets, int texts, Vocabulary vocabulary, int most, const int64* rooms,
@@ -150,7 +155,7 @@ __global__ void __launch_bounds__(Launch::THREADS)
     int* own = ids + rooms[text];
     Reader<THREADS, LONGEST> reader{vocabulary, own + 1, most - 2, words + threadIdx.x};
     for (int64 at = 0; at <= article.size && reader.tokens <= reader.room;) {
-        int bytes = 1, token = -1, becomes = SPACE;  // as what follows the text, and special tokens, which end a word
+        int bytes = 1, token = -1, becomes = SPACE;  // the end of the text and special tokens end a word like a space
         if (at < article.size && (token = special_at(vocabulary, article, at, bytes)) < 0) {
             const uint32 point = character(article, at, bytes);
             becomes = __ldg(vocabulary.characters + vocabulary.pages[point / PAGE] * PAGE + point % PAGE);

@@ -7,25 +7,25 @@
 #include "records/quotes.cuh"
 #include "records/values.cuh"
 
-// The fields of a file.
+// The dialect of a file and the fields of its records.
 struct Fields {
     Dialect dialect;
     int count;
     const int* wanted;  // [columns]: the number of the field that is in each column, or -1 where the file has none
 };
 
-// The place of set bit number n of `bits`, from 0.
+// Return the place of set bit number n of `bits`, counted from 0.
 __device__ __forceinline__ int place_of_bit(uint32 bits, int n) {
     for (; n > 0; n--) bits &= bits - 1;
     return first_bit(bits);
 }
 
-// Notes where the wanted fields of a record are. A lane has a column.
+// Notes where the wanted fields of a record are. Each lane has a column.
 struct FieldNotes {
     const Fields& fields;
     const Values& values;
     const int record;
-    const uint32 offset;  // of the record in the block
+    const uint32 offset;  // where the record begins in the block
 
     // Call note(i, field) for each column: where its value is noted, and the number of its field.
     template <typename Note>
@@ -43,11 +43,12 @@ struct FieldNotes {
         });
     }
 
-    // Some of 32 bytes from place `at` on are delimiters outside of quotes. passed: how many were before these.
+    // Note the delimiters outside quotes among 32 bytes from place `at` on. passed: the number of delimiters before
+    // these.
     __device__ __forceinline__ void end_some(int64 at, uint32 delimiters, int passed) const {
         const int count = count_bits(delimiters);
         each_column([&](int64 i, int field) {
-            const int before = field - 1 - passed, after = field - passed;  // the delimiters beside the field, of these
+            const int before = field - 1 - passed, after = field - passed;  // the numbers among these of the delimiters beside the field
             if (field > 0 && before >= 0 && before < count)
                 values.begins[i] = offset + (uint32)at + place_of_bit(delimiters, before) + 1;
             if (after >= 0 && after < count)
@@ -55,7 +56,7 @@ struct FieldNotes {
         });
     }
 
-    // The last field, number `last`, ends with the record, which has `size` bytes. What is in quotes is without them.
+    // The last field, number `last`, ends with the record. The values of quoted fields exclude the quotes.
     __device__ __forceinline__ void end(const Article& text, int last) const {
         each_column([&](int64 i, int field) {
             if (field < 0) return;
@@ -69,8 +70,8 @@ struct FieldNotes {
     }
 };
 
-// Read a record. Returns false where the host must read it: it has too many fields, too few, or text after the quote that
-// closes a field, or is not UTF-8. text: the record, which begins at byte `offset` of its block.
+// Read a record. Return false if the host must read it, because it has too many or too few fields, text after the quote
+// that closes a field, or bytes that are not UTF-8. text: the record, which begins at byte `offset` of its block.
 __device__ inline bool read_record(const Fields& fields, const Values& values, const Article& text, int record,
                                    uint32 offset) {
     const FieldNotes notes{fields, values, record, offset};
@@ -103,8 +104,8 @@ __device__ inline bool read_record(const Fields& fields, const Values& values, c
     return true;
 }
 
-// Goes through a field, 32 bytes at a time. quote: that of a QUOTED field, all of whose quotes come in pairs, of which the
-// second one stands for nothing; -1 for another field.
+// Goes through a field, 32 bytes at a time. quote: the quote of a QUOTED field, or -1 for other fields. All quotes in a
+// QUOTED field come in pairs, and the second quote of a pair stands for nothing.
 struct FieldReader {
     const Article value;
     const int quote;
@@ -115,7 +116,7 @@ struct FieldReader {
         const LaneBytes bytes = load_bytes(value.bytes + at, value.size - at);
         const uint32 continuing = lanes_where([&](int k) { return (bytes[k] & 0xc0) == 0x80; });
         const uint32 quotes = bytes_where(bytes, [&](uint8 c) { return c == quote; }) & there;
-        const uint32 between = parity_so_far(quotes) ^ is_second;  // from the first of two to before the second one
+        const uint32 between = parity_so_far(quotes) ^ is_second;  // from the first quote of a pair to the byte before the second
         is_second = (int32)between >> (LANES - 1);
         const uint32 said = there & ~(quotes & ~between);
         return {said, 0, 0, said & ~continuing};

@@ -1,11 +1,17 @@
-// The texts of several columns as one, as `joined` in source/rows/columns.py has it: with a space between them, and
-// without white space at either end. `join_texts` joins them, a warp for each record. `trim_texts` finds the white space, a
-// thread for each text.
+// Joins the texts of several columns to one, with a space between them and without white space at either end. `joined`
+// in pipeline/source/rows/columns.py is the specification.
+//
+// Layout. `join_texts` has a warp for each record, which copies 32 bytes at a time. `trim_texts` has a thread for each
+//   text.
+// Why. A copy by a whole warp reads and writes neighbouring bytes. White space at the ends is rare and short, so one
+//   thread finds it.
+//
+// Test: tests/ingest/test_record_blocks_gpu.py, python -m benchmarks.fuzz_records.
 #include "records/values.cuh"
 #include "records/white_space.cuh"
 
-// data: UTF-8. offsets [columns * records + 1]: where the text of each value begins, column by column, and where the last
-// ends. out: the joined texts. kinds, begins, sizes [records]: as of values.
+// data: UTF-8. offsets [columns * records + 1]: where the text of each value begins, column by column, and where the
+// last ends. out: the joined texts. kinds, begins, sizes [records]: see `Values`.
 __global__ void join_texts(const uint8* data, const int64* offsets, int records, int columns, uint8* out, uint8* kinds,
                            uint32* begins, uint32* sizes) {
     const int record = warp_number();
@@ -38,7 +44,8 @@ __global__ void join_texts(const uint8* data, const int64* offsets, int records,
     });
 }
 
-// begins, sizes [texts]: of each text in `data`, UTF-8. They become those of the text without white space at either end.
+// begins, sizes [texts]: the place of each text in `data`, UTF-8. The kernel changes them to exclude white space at
+// either end.
 __global__ void trim_texts(const uint8* data, int texts, uint32* begins, uint32* sizes) {
     const int number = blockIdx.x * blockDim.x + threadIdx.x;
     if (number >= texts) return;

@@ -9,9 +9,9 @@
 #include "records/values.cuh"
 
 constexpr int MOST_DEPTH = 32, MOST_PATH = 8, MOST_DIGITS = 64;
-constexpr int OFF_PATH = 255;   // in place of a node: no wanted key is there
-constexpr int NO_COLUMN = -1;   // of a node that only leads to others
-constexpr int REFUSED = -2;     // of a key that the device leaves to the host
+constexpr int OFF_PATH = 255;   // the number in place of a node if no wanted key is there
+constexpr int NO_COLUMN = -1;   // the column of a node that only leads to others
+constexpr int REFUSED = -2;     // the column of a key that the device leaves to the host
 
 // The wanted keys as a tree. Node 0 is the object of the record. An edge is a key of an object, and leads to the node
 // of its value. The edges of node n are edges[first[n]] to edges[first[n + 1] - 1].
@@ -23,9 +23,9 @@ struct Keys {
     const uint8* names;
     const int* first;
     const Edge* edges;
-    const int* columns;    // [nodes]: of the value at a node, or NO_COLUMN, or REFUSED
+    const int* columns;    // [nodes]: the column of the value at a node, or NO_COLUMN, or REFUSED
     const uint32* below;   // [nodes]: the columns of a node and of all nodes that it leads to
-    uint32 texts, needed;  // the columns that must be strings, and those that must be there
+    uint32 texts, needed;  // the columns that must be strings, and those that must be present
     uint8 is_every_key;    // whether a key of the record's object that is not in the tree must be null
 };
 
@@ -35,14 +35,14 @@ __device__ __forceinline__ bool is_structural(uint8 c) {
 }
 __device__ __forceinline__ bool is_digit(uint8 c) { return c >= '0' && c <= '9'; }
 
-// A hexadecimal digit's value, or -1.
+// Return the value of a hexadecimal digit, or -1.
 __device__ __forceinline__ int hex_digit(uint8 c) {
     if (is_digit(c)) return c - '0';
     const uint8 lower = c | 0x20;
     return lower >= 'a' && lower <= 'f' ? lower - 'a' + 10 : -1;
 }
 
-// The 16 bits of the escape \uXXXX that begins at `at`, or -1.
+// Return the 16 bits of the escape \uXXXX that begins at `at`, or -1.
 __device__ __forceinline__ int code_unit(const Article& text, int64 at) {
     if (at + 6 > text.size || text.bytes[at] != '\\' || text.bytes[at + 1] != 'u') return -1;
     int unit = 0;
@@ -56,7 +56,7 @@ __device__ __forceinline__ int code_unit(const Article& text, int64 at) {
 __device__ __forceinline__ bool is_high_surrogate(int unit) { return unit >= 0xd800 && unit < 0xdc00; }
 __device__ __forceinline__ bool is_low_surrogate(int unit) { return unit >= 0xdc00 && unit < 0xe000; }
 
-// Whether a valid escape begins at `at`; of a high surrogate, whether a low one follows.
+// Return whether a valid escape begins at `at`. A high surrogate is valid if a low surrogate follows.
 __device__ __forceinline__ bool is_escape(const Article& text, int64 at) {
     if (at + 1 >= text.size) return false;
     switch (text.bytes[at + 1]) {
@@ -68,15 +68,15 @@ __device__ __forceinline__ bool is_escape(const Article& text, int64 at) {
     return unit >= 0 && (!is_high_surrogate(unit) || is_low_surrogate(code_unit(text, at + 6)));
 }
 
-// Tests some escapes. Bit k of `escapes` stands for an escape at `at` + k, and stays set where `test(text, at + k)` is
+// Test some escapes. Bit k of `escapes` stands for an escape at `at` + k, and stays set if `test(text, at + k)` is
 // true.
 template <typename Test>
 __device__ __forceinline__ uint32 escapes_where(const Article& text, int64 at, uint32 escapes, Test test) {
     return lanes_where([&](int k) { return escapes >> k & 1 && test(text, at + k); });
 }
 
-// Returns the place after the number, true, false or null that begins at `at`, and sets its kind. Returns -1 for
-// anything else, and for a number of MOST_DIGITS characters or more.
+// Return the place after the number, true, false or null that begins at `at`, and set its kind. Return -1 for anything
+// else, and for a number with MOST_DIGITS characters or more.
 __device__ inline int64 end_of_scalar(const Article& text, int64 at, Kind& kind) {
     auto byte = [&](int64 place) -> uint8 { return place < text.size ? text.bytes[place] : ' '; };
     int64 end = at;
@@ -108,36 +108,36 @@ __device__ inline int64 end_of_scalar(const Article& text, int64 at, Kind& kind)
     return is_space(after) || is_structural(after) || after == '"' ? end : -1;
 }
 
-// What may come next in an object or array.
+// The tokens that may come next in an object or array.
 enum Expected : uint8 { OBJECT, VALUE, VALUE_OR_END, KEY, KEY_OR_END, COLON, COMMA_OR_END, NOTHING };
 
-// Reads one object, token by token. Every lane holds the same state.
+// Reads one object, token by token. Every lane has the same state.
 struct ObjectReader {
     const Keys& keys;
     const Values& values;
     const Article text;
     const int record;
-    const uint32 offset;  // of the text in the block
+    const uint32 offset;  // where the text begins in the block
 
     Expected expected = OBJECT;
     int depth = 0;
-    uint32 objects = 0;  // bit d: whether what is open at depth d + 1 is an object
-    uint64 path = 0;     // byte d: the node of what is open at depth d + 1, or OFF_PATH
-    int node = 0;        // of the value that comes next, or OFF_PATH
+    uint32 objects = 0;  // bit d: whether an object, and not an array, is open at depth d + 1
+    uint64 path = 0;     // byte d: the node of the object or array that is open at depth d + 1, or OFF_PATH
+    int node = 0;        // the node of the value that comes next, or OFF_PATH
     uint32 found = 0, strings = 0;
     int64 string_begin = 0, last_escape = -1;
     bool in_string = false;
 
-    int nested_column = NO_COLUMN, nested_depth = 0;  // of the wanted object or array that is open, and around it
+    int nested_column = NO_COLUMN, nested_depth = 0;  // the wanted object or array that is open, and the depth around it
 
-    // The node of what is open.
+    // Return the node of the object or array that is open.
     __device__ __forceinline__ int open_node() const {
         return depth > MOST_PATH ? OFF_PATH : (int)(path >> 8 * (depth - 1) & 0xff);
     }
 
     __device__ __forceinline__ bool is_in_object() const { return objects >> (depth - 1) & 1; }
 
-    // Find the node of the key that ends at `end`. Of a key that occurs again, the last value counts.
+    // Find the node of the key that ends at `end`. If a key occurs again, its last value counts.
     __device__ __forceinline__ bool read_key(int64 end) {
         const int from = open_node();
         node = OFF_PATH;
@@ -158,10 +158,10 @@ struct ObjectReader {
         return keys.columns[node] != REFUSED;
     }
 
-    // The column of the value that comes next, or NO_COLUMN.
+    // Return the column of the value that comes next, or NO_COLUMN.
     __device__ __forceinline__ int wanted_column() const { return node == OFF_PATH ? NO_COLUMN : keys.columns[node]; }
 
-    // Whether the host has to count the key of the value that comes next. Ask only if that has no column.
+    // Return whether the host has to count the key of the value that comes next. Call this only if it has no column.
     __device__ __forceinline__ bool is_of_unknown_key() const { return keys.is_every_key && depth == 1; }
 
     // Note a string, number or literal from `begin` to `end`.
@@ -269,14 +269,14 @@ struct ObjectReader {
     }
 };
 
-// Read the object of a record. Returns false where the host must read it. text: the record, which begins at byte
-// `offset` of its block.
+// Read the object of a record. Return false if the host must read it. text: the record, which begins at byte `offset`
+// of its block.
 __device__ inline bool read_object(const Keys& keys, const Values& values, const Article& text, int record,
                                    uint32 offset) {
     ObjectReader reader{keys, values, text, record, offset};
-    bool is_escaped = false;                 // whether the next byte is
-    uint32 is_in_string = 0, in_scalar = 0;  // whether the last byte was: all bits or none; the first bit or none
-    int unpaired = 0;                        // low surrogates less high ones
+    bool is_escaped = false;                 // whether the next byte is escaped
+    uint32 is_in_string = 0, in_scalar = 0;  // whether the last byte was in one: all bits or none; the first bit or none
+    int unpaired = 0;                        // the number of low surrogates minus that of high surrogates
     LaneBytes next = load_bytes(text.bytes, text.size);
     for (int64 at = 0; at < text.size; at += LANES) {
         const LaneBytes bytes = next;
@@ -284,7 +284,7 @@ __device__ inline bool read_object(const Keys& keys, const Values& values, const
         const uint32 backslashes = bytes_where(bytes, [](uint8 c) { return c == '\\'; });
         const uint32 escaped = escaped_by(backslashes, is_escaped);
         const uint32 quotes = bytes_where(bytes, [](uint8 c) { return c == '"'; }) & ~escaped;
-        const uint32 in_string = parity_so_far(quotes) ^ is_in_string;  // from the quote that opens to before the other
+        const uint32 in_string = parity_so_far(quotes) ^ is_in_string;  // from the quote that opens to the byte before the other
         is_in_string = (int32)in_string >> (LANES - 1);
 
         if (bytes_where(bytes, [](uint8 c) { return c < ' '; }) & in_string) return false;

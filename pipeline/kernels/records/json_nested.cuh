@@ -1,13 +1,13 @@
-// An object or array as `json.dumps(value, ensure_ascii=False)` of Python writes it, but for the digits of its numbers,
-// which stay: the host writes kept values so, `_written` in pipeline/source/formats/jsonl.py.
+// Writes an object or array as Python's `json.dumps(value, ensure_ascii=False)` does, except that the digits of numbers
+// stay as they are. The host writes kept values in the same way: `_written` in pipeline/source/formats/jsonl.py.
 //
 // A space follows each comma and each colon, and there is no other white space outside strings. In strings, characters
-// stand as they are, except for those that JSON has to escape.
+// stay as they are, except those that JSON must escape. Test: tests/kernels/test_json_on_cpu.py.
 #pragma once
 
 #include "records/json_strings.cuh"
 
-// The letter of the escape of two characters that stands for a character, or 0.
+// Return the letter of the two-character escape for a character, or 0 if there is none.
 __device__ __forceinline__ uint8 short_escape(uint32 point) {
     switch (point) {
         case '"': return '"';
@@ -44,15 +44,15 @@ __device__ __forceinline__ void write_in_string(uint32 point, int bytes, uint8* 
 struct NestedReader {
     const Article value;
     EscapeFinder finder;
-    uint32 is_in_string = 0;  // whether the last byte was: all bits or none
+    uint32 is_in_string = 0;  // whether the last byte was in a string: all bits or none
 
-    // What the bytes from `at` on stand for.
+    // Return the meaning of the bytes from `at` on.
     __device__ __forceinline__ Meaning next(int64 at) {
         const uint32 there = bits_below((int)min((int64)LANES, value.size - at));
         const LaneBytes bytes = load_bytes(value.bytes + at, value.size - at);
         const Escapes escapes = finder.next(value, at, bytes);
         const uint32 quotes = bytes_where(bytes, [](uint8 c) { return c == '"'; }) & ~escapes.escaped;
-        const uint32 in_string = parity_so_far(quotes) ^ is_in_string;  // from the quote that opens to before the other
+        const uint32 in_string = parity_so_far(quotes) ^ is_in_string;  // from the quote that opens to the byte before the other
         is_in_string = (int32)in_string >> (LANES - 1);
         const uint32 outside = ~in_string & ~quotes;
         const uint32 spaces = bytes_where(bytes, is_space) & outside;
@@ -69,7 +69,7 @@ struct NestedReader {
         return meaning;
     }
 
-    // Write the `bytes` bytes for which the byte at `at` stands. A backslash there begins an escape.
+    // Write the `bytes` bytes for which the byte at `at` stands. A backslash begins an escape.
     __device__ __forceinline__ void write(int64 at, int bytes, uint8* out) const {
         if (value.bytes[at] == '\\') {
             write_in_string(escaped_point(value, at), bytes, out);

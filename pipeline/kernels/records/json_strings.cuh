@@ -1,4 +1,4 @@
-// What a JSON string says: its characters in UTF-8, in place of its escapes.
+// Decodes a JSON string: replaces its escapes by characters in UTF-8. Test: tests/kernels/test_json_on_cpu.py.
 #pragma once
 
 #include "records/json.cuh"
@@ -7,7 +7,8 @@ __device__ __forceinline__ int bytes_of_point(uint32 point) {
     return 1 + (point >= 0x80) + (point >= 0x800) + (point >= 0x10000);
 }
 
-// The code point of the valid escape that begins at `at`; -1 for a low surrogate, which is a part of what is before it.
+// Return the code point of the valid escape that begins at `at`, or -1 for a low surrogate, which belongs to the escape
+// before it.
 __device__ __forceinline__ int escaped_point(const Article& string, int64 at) {
     switch (string.bytes[at + 1]) {
         case 'b': return '\b';
@@ -35,15 +36,15 @@ __device__ __forceinline__ void write_utf8(uint32 point, int bytes, uint8* out) 
 
 // The escapes among 32 bytes.
 struct Escapes {
-    uint32 begins;   // the backslashes with which they begin
-    uint32 within;   // their other bytes
+    uint32 begins;   // the backslashes that begin escapes
+    uint32 within;   // the other bytes of escapes
     uint32 escaped;  // the bytes after these backslashes
 };
 
 // Finds escapes, 32 bytes at a time.
 struct EscapeFinder {
-    bool is_escaped = false;  // whether the next byte is
-    uint32 passed = 0;        // which of the next bytes are within an escape that began before them
+    bool is_escaped = false;  // whether the next byte is escaped
+    uint32 passed = 0;        // the next bytes that belong to an escape that began before them
 
     __device__ __forceinline__ Escapes next(const Article& value, int64 at, const LaneBytes& bytes) {
         const uint32 backslashes = bytes_where(bytes, [](uint8 c) { return c == '\\'; });
@@ -59,8 +60,8 @@ struct EscapeFinder {
     }
 };
 
-// How many bytes each of some escapes stands for; none begins a character. `size(text, at)` returns that number, up to
-// 7, for the escape at `at`.
+// Return how many bytes each of some escapes stands for. None of them counts as a character. `size(text, at)` returns
+// this number, at most 7, for the escape at `at`.
 template <typename Size>
 __device__ __forceinline__ Meaning sizes_of(const Article& value, int64 at, uint32 escapes, Size size) {
     auto of_bit = [&](int bit) {
@@ -75,7 +76,7 @@ struct StringReader {
     const Article value;
     EscapeFinder finder;
 
-    // What the bytes from `at` on stand for.
+    // Return the meaning of the bytes from `at` on.
     __device__ __forceinline__ Meaning next(int64 at) {
         const uint32 there = bits_below((int)min((int64)LANES, value.size - at));
         const LaneBytes bytes = load_bytes(value.bytes + at, value.size - at);
@@ -92,7 +93,7 @@ struct StringReader {
         return meaning;
     }
 
-    // Write the `bytes` bytes of UTF-8 for which the byte at `at` stands. A backslash there begins an escape.
+    // Write the `bytes` bytes of UTF-8 for which the byte at `at` stands. A backslash begins an escape.
     __device__ __forceinline__ void write(int64 at, int bytes, uint8* out) const {
         if (value.bytes[at] == '\\') write_utf8(escaped_point(value, at), bytes, out);
         else out[0] = value.bytes[at];

@@ -1,13 +1,20 @@
-// Where the records of a block begin and end: at line ends that are not within quotes.
+// Finds where the records of a block begin and end: at line ends that are not within quotes.
 //
-// A warp has a span of the block. `find_changes` finds how each span changes whether one is within quotes, from which
-// `find_insides` finds for each span whether it begins within quotes. `count_line_ends` counts the line ends outside of
-// them. From the sums of these counts `place_line_ends` knows where it writes the place of each line end. `find_lines`
-// then tells records from lines that are skipped.
+// Layout. A warp has a span of the block, and reads it 32 bytes at a time. There are five kernels, in this order:
+//   find_changes     for each span: whether it ends within quotes, if it begins within quotes and if it does not
+//   find_insides     for each span: whether it begins within quotes (one warp for the whole block)
+//   count_line_ends  for each span: the number of line ends outside quotes
+//   place_line_ends  the place of each line end, given the running sums of these counts
+//   find_lines       for each line: its place, and whether it is a record or skipped (a thread for each line)
+//   Files without quotes need only the last three.
+// Why. Whether a byte is within quotes depends on all bytes before it. With both outcomes for each span, all spans can
+//   be read in parallel.
+//
+// Test: tests/kernels/test_csv_on_cpu.py, tests/ingest/test_record_blocks_gpu.py, python -m benchmarks.fuzz_records.
 #include "records/quotes.cuh"
 
-// Where a span of `span` bytes begins: not after a quote, since that may be the first of two. Runs of more quotes than a
-// span has bytes have no such place.
+// Return where a span of `span` bytes begins. It must not begin after a quote, since that may be the first of two. A
+// run of quotes that is longer than a span has no such place.
 __device__ __forceinline__ int64 begin_of_span(const uint8* block, int64 size, int span, int number, int quote) {
     const int64 at = (int64)number * span, last = min(size, at + span);
     int64 begin = min(size, at);
@@ -15,13 +22,13 @@ __device__ __forceinline__ int64 begin_of_span(const uint8* block, int64 size, i
     return begin;
 }
 
-// The quotes of the span that begins at `begin`, if it begins within quotes or not.
+// Return a reader of the quotes of the span that begins at `begin`, within quotes or not.
 __device__ __forceinline__ QuoteReader quotes_from(const uint8* block, int64 begin, Dialect dialect, bool is_inside) {
     const bool may_open = !begin || block[begin - 1] == '\n' || block[begin - 1] == dialect.delimiter;
     return {dialect, is_inside ? EVERY_LANE : 0, may_open};
 }
 
-// Goes through the span of this warp, 32 bytes at a time: calls use(at, bytes, there).
+// Go through the span of this warp, 32 bytes at a time, and call use(at, bytes, there).
 template <typename Use>
 __device__ __forceinline__ void each_part_of_span(const uint8* block, int64 size, int span, int quote, Use use) {
     const int64 begin = begin_of_span(block, size, span, warp_number(), quote);
@@ -29,8 +36,8 @@ __device__ __forceinline__ void each_part_of_span(const uint8* block, int64 size
     for (int64 at = begin; at < end; at += LANES) use(at, load_bytes(block + at, end - at), bytes_there(end - at));
 }
 
-// changes [spans]: bit 0 is whether a span ends within quotes if it begins outside of them, bit 1 whether it does if it
-// begins within. unclear: is increased by the spans of which that is not certain.
+// changes [spans]: bit 0 is whether a span ends within quotes if it begins outside, and bit 1 whether it does if it
+// begins within. unclear: is increased by the number of spans for which this is not certain.
 __global__ void find_changes(const uint8* block, int64 size, int span, int spans, Dialect dialect, uint8* changes,
                              int* unclear) {
     const int number = warp_number();
@@ -48,17 +55,18 @@ __global__ void find_changes(const uint8* block, int64 size, int span, int spans
     });
 }
 
-// insides [spans + 1]: whether each span begins within quotes, and whether the block ends so. One warp goes through the
-// spans, 32 at a time.
+// insides [spans + 1]: whether each span begins within quotes, and whether the block ends within quotes. One warp goes
+// through the spans, 32 at a time.
 __global__ void find_insides(const uint8* changes, int spans, uint8* insides) {
     if (warp_number()) return;
-    uint32 is_inside = 0;  // before these spans
+    uint32 is_inside = 0;  // whether the byte before these spans is within quotes
     LaneBytes next = load_bytes(changes, spans);
     for (int at = 0; at <= spans; at += LANES) {
         const LaneBytes here = next;
         if (at + LANES < spans) next = load_bytes(changes + at + LANES, spans - at - LANES);
         const uint32 there = bytes_there(spans - at);
-        // A span ends as it begins, or the other way round, or always within quotes, or always outside.
+        // There are four kinds of spans: they end as they begin, or the opposite, or always within quotes, or always
+        // outside.
         const uint32 turns = bytes_where(here, [](uint8 change) { return change == 1; }) & there;
         const uint32 always_inside = bytes_where(here, [](uint8 change) { return change == 3; }) & there;
         const uint32 always = always_inside | (bytes_where(here, [](uint8 change) { return change == 0; }) & there);
@@ -75,8 +83,8 @@ __global__ void find_insides(const uint8* changes, int spans, uint8* insides) {
     }
 }
 
-// The line ends of the span of this warp that are outside of quotes, 32 bytes at a time: calls use(at, ends). insides:
-// what `find_insides` found; null where there are no quotes.
+// Find the line ends outside quotes in the span of this warp, 32 bytes at a time, and call use(at, ends). insides: from
+// `find_insides`, or null if there are no quotes.
 template <typename Use>
 __device__ __forceinline__ void each_line_end(const uint8* block, int64 size, int span, Dialect dialect,
                                               const uint8* insides, Use use) {
@@ -88,7 +96,7 @@ __device__ __forceinline__ void each_line_end(const uint8* block, int64 size, in
     });
 }
 
-// counts [spans]: the line ends of each that are outside of quotes.
+// counts [spans]: the number of line ends outside quotes in each span.
 __global__ void count_line_ends(const uint8* block, int64 size, int span, int spans, Dialect dialect,
                                 const uint8* insides, int* counts) {
     if (warp_number() >= spans) return;
@@ -99,7 +107,7 @@ __global__ void count_line_ends(const uint8* block, int64 size, int span, int sp
     });
 }
 
-// before [spans]: the line ends up to the end of each span. ends: the place of each line end.
+// before [spans]: the number of line ends up to the end of each span. ends: the place of each line end.
 __global__ void place_line_ends(const uint8* block, int64 size, int span, int spans, Dialect dialect,
                                 const uint8* insides, const int* before, uint32* ends) {
     if (warp_number() >= spans) return;
@@ -112,18 +120,18 @@ __global__ void place_line_ends(const uint8* block, int64 size, int span, int sp
     });
 }
 
-// Which lines are no records.
+// The lines that are not records.
 enum Skipped : uint8 { NO_LINES, EMPTY_LINES, BLANK_LINES };
 
-// Whether a line holds nothing but what JSON takes for white space.
+// Return whether a line has only bytes that are white space in JSON.
 __device__ __forceinline__ bool is_blank(const uint8* line, uint32 size) {
     for (uint32 i = 0; i < size; i++)
         if (line[i] != ' ' && line[i] != '\t' && line[i] != '\r') return false;
     return true;
 }
 
-// most_crs: how many CRs before an LF belong to the line's end. begins, sizes [lines]: of each line without its end.
-// is_record [lines]: 0 for a line that is skipped. skipped_lines: is increased by how many there are.
+// most_crs: how many CRs before an LF belong to the line end. begins, sizes [lines]: each line without its end.
+// is_record [lines]: 0 for a line that is skipped. skipped_lines: is increased by the number of skipped lines.
 __global__ void find_lines(const uint8* block, const uint32* ends, int lines, uint32 most_crs, Skipped skipped,
                            uint32* begins, uint32* sizes, uint8* is_record, int* skipped_lines) {
     const int line = blockIdx.x * blockDim.x + threadIdx.x;

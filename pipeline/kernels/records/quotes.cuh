@@ -1,17 +1,20 @@
-// Which bytes of a block are within quotes, as the host's reader has it (`Csv` in pipeline/source/formats/csv.py). A quote
-// that is the first byte of a field opens it. Within quotes, the next quote closes the field, or is the first of two that
-// stand for one, of which the second one opens the field again. Any other quote is a character.
+// Finds the bytes of a block that are within quotes. The host's reader (`Csv` in pipeline/source/formats/csv.py) is the
+// specification. A quote that is the first byte of a field opens it. Within quotes, the next quote closes the field. It
+// may also be the first of two quotes that stand for one, and then the second opens the field again. Any other quote is
+// a character.
+//
+// Test: tests/kernels/test_csv_on_cpu.py.
 #pragma once
 
 #include "records/bytes.cuh"
 
-// The characters of a CSV file; -1 where there is none.
+// The characters of a CSV file, or -1 for one that it does not have.
 struct Dialect {
     int quote, delimiter;
 };
 
-// Of 32 bytes, the quotes that open or close, and the bytes within quotes: from one that opens to before the one that
-// closes.
+// The quotes among 32 bytes that open or close, and the bytes within quotes: from a quote that opens to the byte before
+// the quote that closes.
 struct Quoted {
     uint32 quotes, inside;
 };
@@ -22,7 +25,7 @@ struct QuoteReader {
     uint32 is_inside;  // whether the last byte was within quotes: all bits or none
     uint32 may_open;   // whether a quote may open as the next byte: the first bit or none
 
-    // there: which of the bytes there are.
+    // there: the mask of the bytes that exist.
     __device__ __forceinline__ Quoted next(const LaneBytes& bytes, uint32 there) {
         if (dialect.quote < 0) return {0, 0};
         uint32 quotes = bytes_where(bytes, [&](uint8 c) { return c == dialect.quote; }) & there;
@@ -39,5 +42,5 @@ struct QuoteReader {
     }
 };
 
-// Which of 32 bytes there are, if `left` bytes are left.
+// Return the mask of the bytes that exist among 32, if `left` bytes are left.
 __device__ __forceinline__ uint32 bytes_there(int64 left) { return bits_below((int)min((int64)LANES, left)); }

@@ -1,21 +1,22 @@
-// Whether a key occurs twice in an object within a value. The host keeps the last one, so it reads such a record.
+// Finds keys that occur twice in an object within a value. The host keeps the last one, so it reads such a record.
+// Test: tests/kernels/test_json_on_cpu.py.
 #pragma once
 
 #include "records/json_strings.cuh"
 
-// The keys of all objects within a value, as hashes. Two keys of one hash count as the same, so a record may be left to
-// the host without need.
+// The keys of all objects within a value, as hashes. Two keys with the same hash count as equal, so a record may be
+// left to the host unnecessarily.
 struct SeenKeys {
     static constexpr int ROUNDS = 4;  // so that a value may have 128 keys
 
-    LaneNumbers objects;         // lane d: where the object begins that is open at depth d + 1
-    LaneNumbers hashes[ROUNDS];  // lane k of round r: of key 32 r + k
+    LaneNumbers objects;         // lane d: where the object that is open at depth d + 1 begins
+    LaneNumbers hashes[ROUNDS];  // lane k of round r: the hash of key 32 r + k
     int count = 0;
 
     __device__ __forceinline__ void open(int depth, int64 at) { objects.set(depth - 1, at); }
 
-    // Note a key of the object that is open at a depth. Returns false if that object may have it already, or if there
-    // are too many keys.
+    // Note a key of the object that is open at `depth`. Return false if the object may already have this key, or if
+    // there are too many keys.
     __device__ __forceinline__ bool add(const uint8* key, int64 size, int depth) {
         // FNV-1a with 64 bits: http://www.isthe.com/chongo/tech/comp/fnv/
         uint64 hash = 0xcbf29ce484222325ull ^ objects.of(depth - 1);
@@ -32,12 +33,12 @@ struct SeenKeys {
     }
 };
 
-// Whether each key of an object or array occurs once in its object, and has no escape. value: valid JSON.
+// Return whether each key in an object or array occurs once in its object, and has no escape. value: valid JSON.
 __device__ inline bool has_distinct_keys(const Article& value) {
     SeenKeys seen;
     EscapeFinder finder;
-    uint32 is_in_string = 0;  // whether the last byte was: all bits or none
-    uint32 objects = 0;       // bit d: whether what is open at depth d + 1 is an object
+    uint32 is_in_string = 0;  // whether the last byte was in a string: all bits or none
+    uint32 objects = 0;       // bit d: whether an object, and not an array, is open at depth d + 1
     int depth = 0;
     bool is_key_next = false, is_open = false;  // whether the next string is a key; whether a string is open
     int64 string_begin = 0, last_escape = -1;

@@ -1,10 +1,15 @@
-// What is asked of whole texts, and what is done to them before a model reads them. A thread has a text, or a byte.
+// Tests whole texts, and prepares them before a model reads them.
+//
+// Layout. `find_blank` and `strip_texts` have a thread for each text, and `map_bytes` has a thread for each byte.
+// Why. White space is usually short, so a thread decides after a few bytes, and mostly after one.
+//
+// Test: tests/ingest/test_record_blocks_gpu.py, python -m benchmarks.fuzz_records.
 #include "records/values.cuh"
 #include "records/white_space.cuh"
 
-// data: UTF-8. offsets [texts + 1]: where each text begins, and where the last ends. blank [texts]: 1 where a text
-// holds nothing but white space. A text counts as one with words if its first byte is above that of a space, as on the
-// host (`are_blank` in pipeline/source/rows/chunk.py): so nearly every text takes one look.
+// data: UTF-8. offsets [texts + 1]: where each text begins, and where the last ends. blank [texts]: 1 if a text has
+// only white space. A text whose first byte is above that of a space is not blank, as on the host (`are_blank` in
+// pipeline/source/rows/chunk.py). So the kernel reads one byte of nearly every text.
 __global__ void find_blank(const uint8* data, const int64* offsets, int texts, uint8* blank) {
     const int text = blockIdx.x * blockDim.x + threadIdx.x;
     if (text >= texts) return;
@@ -24,8 +29,8 @@ __global__ void map_bytes(const uint8* data, int64 size, const uint8* table, uin
     if (at < size) out[at] = table[data[at]];
 }
 
-// The texts without the white space at their ends, as values. data, offsets: as of `find_blank`. kinds, begins, sizes
-// [texts]: as of `Values`.
+// Find the texts without the white space at their ends, as values. data, offsets: see `find_blank`. kinds, begins,
+// sizes [texts]: see `Values`.
 __global__ void strip_texts(const uint8* data, const int64* offsets, int texts, uint8* kinds, uint32* begins,
                             uint32* sizes) {
     const int number = blockIdx.x * blockDim.x + threadIdx.x;

@@ -1,11 +1,16 @@
-// From the places of values to their text, a warp for each value: `measure_values` finds how long it is, and
-// `write_values` writes it.
+// Turns values into texts: `measure_values` finds how long each text is, and `write_values` writes it.
+//
+// Layout. A warp has one value, and reads it 32 bytes at a time. No shared memory is used.
+// Why. The first kernel's lengths give the place of each text, so the second can write all texts in parallel.
+//
+// Test: tests/kernels/test_json_on_cpu.py and test_csv_on_cpu.py, tests/ingest/test_record_blocks_gpu.py.
+// Time: python -m benchmarks.corpora.
 #include "records/csv.cuh"
 #include "records/json_nested.cuh"
 
-// kinds, begins, sizes [count]: the values. quote: of QUOTED fields. lengths [count]: bytes of each as text, up to
-// its first `most` characters, or all of them where that is 0. characters [count], or null: characters of each whole
-// text; bytes, of what is PLAIN.
+// kinds, begins, sizes [count]: the values. quote: the quote of QUOTED fields. lengths [count]: the bytes of each text
+// up to its first `most` characters, or of the whole text if `most` is 0. characters [count], or null: the number of
+// characters in each whole text, or of bytes if the value is PLAIN.
 __global__ void measure_values(const uint8* block, const uint8* kinds, const uint32* begins, const uint32* sizes,
                                int64 count, int quote, int64 most, int64* lengths, int64* characters) {
     const int64 value = warp_number();
@@ -24,7 +29,7 @@ __global__ void measure_values(const uint8* block, const uint8* kinds, const uin
     });
 }
 
-// Write each value as text to out[offsets[value]] and on, up to out[offsets[value + 1]].
+// Write each value as text to out, from offsets[value] to before offsets[value + 1].
 __global__ void write_values(const uint8* block, const uint8* kinds, const uint32* begins, const uint32* sizes,
                              int64 count, int quote, const int64* offsets, uint8* out) {
     const int64 value = warp_number();

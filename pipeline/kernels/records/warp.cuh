@@ -1,5 +1,6 @@
-// What the 32 lanes of a warp find out together. All other code of this folder is plain C++, and every lane computes
-// the same. So tests/kernels/test_json_on_cpu.py compiles it for the CPU, with another version of this file.
+// The operations that the 32 lanes of a warp do together. All other code in this folder is plain C++, which every lane
+// runs with the same values. So tests/kernels/test_json_on_cpu.py compiles it for the CPU, with another version of this
+// file.
 #pragma once
 
 #include "common/types.cuh"
@@ -7,44 +8,44 @@
 constexpr int LANES = 32;
 constexpr uint32 EVERY_LANE = ~0u;
 
-// The number of this warp in the grid.
+// Return the number of this warp in the grid.
 __device__ __forceinline__ int warp_number() { return (blockIdx.x * blockDim.x + threadIdx.x) / LANES; }
 
-// Bit k is set where `test(k)` is true in lane k.
+// Return a mask whose bit k is set if `test(k)` is true in lane k.
 template <typename Test>
 __device__ __forceinline__ uint32 lanes_where(Test test) {
     return __ballot_sync(EVERY_LANE, test(threadIdx.x % LANES));
 }
 
-// Lane k calls `work(k)`.
+// Have each lane k call `work(k)`.
 template <typename Work>
 __device__ __forceinline__ void each_lane(Work work) {
     work(threadIdx.x % LANES);
 }
 
-// A byte of each lane.
+// A byte in each lane.
 struct LaneBytes {
     uint8 own;
 
-    // Of lane k, for the lane itself.
+    // Return the byte of lane k. Only lane k may call this.
     __device__ __forceinline__ uint8 operator[](int) const { return own; }
-    // Of lane k, for every lane.
+    // Return the byte of lane k to every lane.
     __device__ __forceinline__ uint8 of(int k) const { return __shfl_sync(EVERY_LANE, own, k); }
 };
 
-// The bytes `from[0]` to `from[31]`; spaces from `from[count]` on.
+// Load the bytes `from[0]` to `from[31]`, with spaces in place of `from[count]` and all after it.
 __device__ __forceinline__ LaneBytes load_bytes(const uint8* from, int64 count) {
     const int k = threadIdx.x % LANES;
     return {k < count ? from[k] : (uint8)' '};
 }
 
-// A number of each lane, 0 at first.
+// A number in each lane, 0 at first.
 struct LaneNumbers {
     uint64 own = 0;
 
-    // Of lane k, for the lane itself.
+    // Return the number of lane k. Only lane k may call this.
     __device__ __forceinline__ uint64 operator[](int) const { return own; }
-    // Of lane k, for every lane.
+    // Return the number of lane k to every lane.
     __device__ __forceinline__ uint64 of(int k) const { return __shfl_sync(EVERY_LANE, own, k); }
     __device__ __forceinline__ void set(int k, uint64 number) {
         if (threadIdx.x % LANES == k) own = number;

@@ -1,30 +1,33 @@
-// A valid convolution in plain fp32, as one matrix product: the GPU's own reference.
+// Computes a valid convolution in plain fp32, as one matrix product: the GPU's own reference.
 //
-// In channels-last order output row r of an article is Σ_tap input[r + tap] · weight[tap]: a product whose K dimension
-// runs over (tap, channel) and whose A rows for tap t are simply the rows t further down. A linear layer is the same
-// with one tap. Rows that would reach into the next article are computed, and a constant is stored in their place.
+// In channels-last order, output row r of an article is Σ_tap input[r + tap] · weight[tap]. This is a product whose K
+// dimension runs over (tap, channel), and whose A rows for tap t are the rows t further down. A linear layer has one
+// tap. Rows whose taps would read the next article are computed as well, and a constant is stored in their place.
 //
-// A block computes TILE_M x TILE_N outputs, a thread 9 x 8; nine consecutive rows are three whole pool windows, so the pool is
-// a maximum within a thread. Operands go through two shared-memory buffers, the next step's loads in flight while one
-// computes. Sums run in partial sums of 64: over 8,704 inputs one long fp32 sum would be ten times further off.
+// Layout. A block computes TILE_M x TILE_N outputs, a thread 9 x 8. Operands go through two buffers in shared memory,
+//   and the loads of the next step are in flight while this step computes.
+// Why. Nine consecutive rows are three whole pool windows, so the pool is a maximum within a thread. Sums are split
+//   into partial sums of 64 products: over 8,704 inputs, one long fp32 sum would be ten times less accurate.
+//
+// Test: tests/engine/test_cuda.py. Time: broadsheet profile, python -m benchmarks.ladder.
 #include "common/launch.cuh"
 #include "common/overflow.cuh"
 #include "common/packing.cuh"
 #include "common/types.cuh"
 
 constexpr int STEP = 16;
-constexpr int ROWS = 9, COLUMNS = 8;       // of a thread; threads are 16 x 16
+constexpr int ROWS = 9, COLUMNS = 8;       // outputs of a thread; a block has 16 x 16 threads
 constexpr int PARTIAL = 64;                // products in a partial sum
 
 // input [units * POOL, channels_in]; weight [KERNEL][channels_in][channels_out]; bias [channels_out]; output [units,
-// channels_out]. unit_count: in device memory; the grid has room for more. closing [units], constant [channels_out]: as
-// in common/packing.cuh.
+// channels_out]. unit_count: the number of units, in device memory; the grid has blocks for more. closing [units],
+// constant [channels_out]: see common/packing.cuh.
 template <int KERNEL, int POOL, bool RELU, int TILE_M, int TILE_N, typename Launch>
 __global__ void __launch_bounds__(Launch::THREADS, 1)
     conv1d(const float* input, const float* weight, const float* bias, float* output, int channels_in,
            int channels_out, const int* unit_count, const uint8* closing, const float* constant) {
     constexpr int THREADS = Launch::THREADS;
-    constexpr int A_PITCH = TILE_M + 4;  // keeps the transposed stores off each other's banks
+    constexpr int A_PITCH = TILE_M + 4;  // so that transposed stores use different banks
     constexpr int A_LOADS = (TILE_M * STEP / 4 + THREADS - 1) / THREADS, B_LOADS = STEP * TILE_N / 4 / THREADS;
     static_assert(TILE_M == 16 * ROWS && TILE_N == 16 * COLUMNS && THREADS == 16 * 16, "a thread's share of a tile");
     static_assert(POOL == 1 || ROWS % POOL == 0, "a thread holds whole pool windows");

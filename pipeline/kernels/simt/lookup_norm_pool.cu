@@ -1,16 +1,21 @@
-// Block 1 in plain fp32: each window is the bias plus one table row a tap; then layer norm, ReLU, max pool.
+// Computes block 1 in plain fp32: each window is the bias plus one table row for each tap, then layer norm, ReLU and
+// pool.
 //
-// The statistics come from common/statistics.cu, so the [windows, CHANNELS] values before the norm are never stored. A
-// thread keeps gamma and beta of its four channels at one pooled position, and loops over ARTICLES articles with them.
+// Layout. A block has POSITIONS pooled positions and all channels, and a thread has four channels at one position.
+//   There is no shared memory. A thread holds gamma and beta in registers and loops over ARTICLES articles.
+// Why. gamma and beta are read once for many articles. The statistics come from common/statistics.cu, so the [windows,
+//   CHANNELS] values before the norm are never stored.
+//
+// Test: tests/engine/test_cuda.py. Time: broadsheet profile, python -m benchmarks.ladder.
 #include "common/launch.cuh"
 #include "common/outputs.cuh"
 #include "common/packing.cuh"
 #include "common/types.cuh"
 
-// articles: how many there are. ids [articles, pitch]; text_end, statistics [articles] (common/statistics.cu); first [articles + 1]
-// (common/packing.cuh); table [KERNEL][id_count][CHANNELS]; bias [CHANNELS]; gamma, beta [windows, CHANNELS]; output
-// [units, UNIT_ROWS, CHANNELS]. TEXT: windows from the text's end on are zero after ReLU. rows: of an article, at most. by,
-// saturated: as in sm80/lookup_norm_pool.cu.
+// ids [articles, pitch]; articles: their number, in device memory; text_end, statistics [articles]: from
+// common/statistics.cu; first [articles + 1]: see common/packing.cuh; table [KERNEL][id_count][CHANNELS]; bias
+// [CHANNELS]; gamma, beta [windows, CHANNELS]; output [units, UNIT_ROWS, CHANNELS]. TEXT: whether windows from the
+// text's end on are zero after ReLU. rows: the most rows of an article. by, saturated: see sm80/lookup_norm_pool.cu.
 template <typename Out, int KERNEL, int CHANNELS, int POOL, int UNIT_ROWS, bool TEXT, int POSITIONS, int ARTICLES,
           typename Launch>
 __global__ void __launch_bounds__(Launch::THREADS)
@@ -31,11 +36,11 @@ __global__ void __launch_bounds__(Launch::THREADS)
         shift[w] = *reinterpret_cast<const float4*>(beta + at);
     }
     const int last = min((int)(blockIdx.y + 1) * ARTICLES, *articles);
-    int count = 0;  // of saturated values
+    int count = 0;  // the number of saturated values
     for (int article = blockIdx.y * ARTICLES; article < last; article++) {
         if (row >= packing.units(article) * UNIT_ROWS) continue;
         const uint8* text = ids + (int64)article * pitch + row * POOL;
-        const int in_text = text_end[article] - row * POOL;  // windows from there on are the bias, or zero
+        const int in_text = text_end[article] - row * POOL;  // windows from this one on are the bias, or zero
         const float mean = statistics[article].x, scale = statistics[article].y;
         float4 best = make_float4(0, 0, 0, 0);
 #pragma unroll

@@ -1,11 +1,12 @@
-// What block 1 reads of GROUP articles, in shared memory twice: the next group arrives while one computes.
+// The input of block 1 for GROUP articles, in two buffers of shared memory: the next group arrives while one is
+// computed. Used by sm80/lookup_norm_pool.cu and sm80/split_lookup_norm_pool.cu.
 #pragma once
 #include "common/packing.cuh"
 #include "sm80/async_copy.cuh"
 
 constexpr int GROUP = 32;
 
-// WORDS: of ids that a slab of pooled positions reads, four ids each.
+// WORDS: the number of words of ids that a slab of pooled positions reads, with four ids in each.
 template <int WORDS>
 struct ArticleGroup {
     float2 statistics[2][GROUP];
@@ -13,7 +14,7 @@ struct ArticleGroup {
     int first_unit[2][GROUP + 1];
     uint32 words[2][GROUP][WORDS];
 
-    // Starts the copies of articles begin to last, GROUP at most. first_word: of the slab in each article's ids.
+    // Start to copy the articles from `begin` to `last`, at most GROUP. first_word: where the slab begins in the ids.
     template <int THREADS>
     __device__ __forceinline__ void fetch(int buffer, int begin, int last, const uint8* all_ids, int pitch, int first_word,
                                           const float2* all_statistics, const int* all_ends, const int* all_units) {
@@ -32,7 +33,7 @@ struct ArticleGroup {
         commit_copies();
     }
 
-    // Id t of a thread that reads from the position-th id on: words, since a byte would take as long to load.
+    // Return id t of a thread that reads from id `position` on. It loads words, since loading a byte takes as long.
     __device__ __forceinline__ int id(int buffer, int article, int position, int t) const {
         const uint32* text = words[buffer][article] + position / 4;
         const uint32 word = __funnelshift_r(text[t / 4], text[t / 4 + 1], position % 4 * 8);

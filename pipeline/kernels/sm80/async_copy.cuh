@@ -1,5 +1,5 @@
-// cp.async: copies from device memory to shared memory that overlap with arithmetic. Compute capability 7.5 has no such
-// instruction: there a copy goes through registers, and is complete for its thread at once.
+// cp.async copies from device memory to shared memory while the block computes. Compute capability 7.5 has no such
+// instruction. There a copy goes through registers, and is complete for its thread at once.
 #pragma once
 #include "common/types.cuh"
 
@@ -14,14 +14,14 @@ __device__ __forceinline__ void copy_async(void* to, const void* from) {
                  : "memory");
 }
 
-// Copies 16 bytes past the L1 cache; writes zeros and reads nothing where `valid` is false.
+// Copy 16 bytes, bypassing the L1 cache. If `valid` is false, write zeros and read nothing.
 __device__ __forceinline__ void copy_async16(uint32 to, const void* from, bool valid) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(valid ? 16 : 0) : "memory");
 }
 
 __device__ __forceinline__ void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 
-// Returns once all but the last PENDING groups of this thread's copies have arrived.
+// Return once all but the last PENDING groups of this thread's copies have arrived.
 template <int PENDING>
 __device__ __forceinline__ void wait_for_copies() {
     asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");

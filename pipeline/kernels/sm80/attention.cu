@@ -1,15 +1,21 @@
-// Attention with products by mma.sync, each of a warp. What a warp reads of keys and values serves all its queries.
+// The products of common/attention.cuh with mma.sync, for Ampere and later GPUs.
+//
+// Layout. Each warp multiplies its own M_BLOCKS * 16 queries. It loads matrices of 8 x 8 from shared memory with
+//   ldmatrix.
+// Why. A warp uses each matrix of keys and values for all its queries.
+//
+// Test: tests/engine/test_encoder_gpu.py. Time: python -m benchmarks.peers.encoders_gpu.
 #include "common/attention.cuh"
 #include "sm80/mma.cuh"
 
 template <typename T, int HEAD, int M_BLOCKS>
 struct Products {
-    static constexpr int ROWS = M_BLOCKS * 16;  // queries that are multiplied together, by a warp
+    static constexpr int ROWS = M_BLOCKS * 16;  // the queries that a warp multiplies together
 
-    // By each thread, once what it copied has arrived.
+    // Each thread calls this once its copies have arrived.
     static __device__ __forceinline__ void publish() {}
 
-    // score = queries times a piece of keys.
+    // Compute score = queries times a piece of keys.
     static __device__ __forceinline__ void score(float (&score)[M_BLOCKS][TILE / 2], uint32 queries, uint32 keys) {
         const int lane = threadIdx.x % 32, row = threadIdx.x / 32 * M_BLOCKS * 16 + lane % 16;
         uint32 query[M_BLOCKS][HEAD / 16][4];
@@ -35,7 +41,7 @@ struct Products {
             }
     }
 
-    // The softmax's sums, plus powers times a piece of values.
+    // Add powers times a piece of values to the sums of the softmax.
     static __device__ __forceinline__ void add(Softmax<T, HEAD> (&softmax)[M_BLOCKS],
                                                const uint32 (&power)[M_BLOCKS][TILE / 16][4], uint32 values) {
         const int lane = threadIdx.x % 32;

@@ -1,14 +1,17 @@
-// A valid convolution on the tensor cores of Ampere and Ada, and in 8 bits of Turing: mma.sync, cp.async and ldmatrix.
+// Computes a valid convolution on the tensor cores of Ampere and Ada, and in 8 bits also on those of Turing, with
+// mma.sync, cp.async and ldmatrix. The product is that of simt/conv1d.cu: rows by (tap, channel) by outputs.
 //
-// The product is that of simt/conv1d.cu: rows by (tap, channel) by outputs. What differs is how operands are loaded. For
-// each slab of 128 bytes, 64 or 128 input channels, the block fetches its rows once, with KERNEL - 1 more below them, and
-// tap t reads them t rows further down; ldmatrix takes a row address a lane, so a shift costs nothing, and no row's
-// matrices share a bank (swizzle.cuh). Only the weights are fetched for every tap.
+// Layout. A block computes TILE_M rows by TILE_N outputs, a warp 48 by 64. Shared memory has A_STAGES slabs of input
+//   rows and B_STAGES tiles of weights, which later hold the output. A slab has 128 bytes of each row, which are 64 or
+//   128 input channels. The bytes of 8-bit operands have the layout of 16-bit ones, so that only the sums and their
+//   outputs (common/outputs.cuh) differ. Before a pool, the three m-blocks of a warp are rows 3i, 3i + 1 and 3i + 2 of
+//   its 16 windows.
+// Why. The block fetches the rows of a slab once, with KERNEL - 1 more below them, and tap t reads them t rows further
+//   down. ldmatrix takes a row address from each lane, so this shift costs nothing, and the swizzle (swizzle.cuh) keeps
+//   the rows of a matrix in different banks. Only the weights are fetched for every tap. The maximum of a pool is taken
+//   in registers, before bias and ReLU, which commute with it.
 //
-// A block computes TILE_M rows by TILE_N outputs, a warp 48 by 64. The bytes of 8-bit operands lie as those of 16-bit
-// ones, so that all but the sums, and what becomes of them (common/outputs.cuh), is the same. Before a pool the warp's
-// three m-blocks take rows 3i, 3i + 1 and 3i + 2 of its 16 windows, so that the maximum is taken in registers, before bias
-// and ReLU, which commute with it.
+// Test: tests/engine/test_cuda.py, and test_int8_gpu.py beside it. Time: python -m benchmarks.tune --kernels sm80.
 #include "common/launch.cuh"
 #include "common/outputs.cuh"
 #include "common/packing.cuh"
@@ -20,7 +23,7 @@
 
 constexpr int WARP_M = 48, WARP_N = 64, M_BLOCKS = WARP_M / 16, N_BLOCKS = WARP_N / 8;
 
-// Two neighbouring values of the output to shared memory.
+// Store two neighbouring values of the output to shared memory.
 template <typename Out, int ACTIVATION>
 __device__ __forceinline__ void store_pair(Out* to, float low, float high) {
     if constexpr (sizeof(Out) == 1) *reinterpret_cast<uint16*>(to) = (uint16)to_bytes(low, high, 0, 0);
@@ -29,9 +32,10 @@ __device__ __forceinline__ void store_pair(Out* to, float low, float high) {
 }
 
 // input [units * POOL, channels_in]; weight [KERNEL][channels_out][channels_in]; bias [channels_out]; output [units,
-// channels_out]. unit_count: in device memory; the grid has room for more. closing [units], constant [channels_out]: as
-// in common/packing.cuh. saturated: the count of bytes of 255, for an output of Int8. rotary: for an ACTIVATION of ROTARY.
-// Where ACTIVATION is gated, of each 16 outputs a thread's four make two values, so output is [units, channels_out / 2].
+// channels_out]. unit_count: the number of units, in device memory; the grid has blocks for more. closing [units],
+// constant [channels_out]: see common/packing.cuh. saturated: counts the bytes of 255, for an output of Int8. rotary:
+// for the ACTIVATION ROTARY. With a gated ACTIVATION, the four of each 16 outputs that a thread has make two values, so
+// output is [units, channels_out / 2].
 template <typename T, typename Out, int KERNEL, int POOL, int ACTIVATION, int TILE_M, int TILE_N, int A_STAGES,
           int B_STAGES, typename Launch>
 __global__ void __launch_bounds__(Launch::THREADS, 1)
@@ -41,7 +45,7 @@ __global__ void __launch_bounds__(Launch::THREADS, 1)
     constexpr int THREADS = Launch::THREADS, WARPS_M = TILE_M / WARP_M;
     constexpr int SLAB = ROW_BYTES / sizeof(T), IN_PIECE = 16 / sizeof(T), OUT_PIECE = 16 / sizeof(Out);
     constexpr int OUT_N = IS_GATED<ACTIVATION> ? TILE_N / 2 : TILE_N, WARP_OUT = OUT_N / (TILE_N / WARP_N);
-    constexpr int C_PITCH = OUT_N + OUT_PIECE;  // of the staged output: rows start four banks apart
+    constexpr int C_PITCH = OUT_N + OUT_PIECE;  // the pitch of the staged output, so that rows start four banks apart
     constexpr int A_ROWS = TILE_M + (KERNEL > 1 ? 8 : 0);
     constexpr int A_BYTES = A_ROWS * ROW_BYTES, B_BYTES = TILE_N * ROW_BYTES;
     constexpr int AHEAD = B_STAGES - 1;  // steps fetched before they are needed
@@ -118,7 +122,7 @@ __global__ void __launch_bounds__(Launch::THREADS, 1)
     __syncthreads();  // the stages are free for the output
 
     Out* staged = reinterpret_cast<Out*>(shared);
-    [[maybe_unused]] float kept[M_BLOCKS][2] = {};  // of gated outputs, the value of each row's first pair
+    [[maybe_unused]] float kept[M_BLOCKS][2] = {};  // for gated outputs, the value of each row's first pair
     [[maybe_unused]] const bool is_turned = first_column + warp_n * WARP_N < rotary.outputs;
 #pragma unroll
     for (int n = 0; n < N_BLOCKS; n++) {
@@ -157,7 +161,7 @@ __global__ void __launch_bounds__(Launch::THREADS, 1)
     }
     __syncthreads();
     const int pitch = IS_GATED<ACTIVATION> ? channels_out / 2 : channels_out;
-    int count = 0;  // of saturated values
+    int count = 0;  // the number of saturated values
     for (int i = threadIdx.x; i < UNITS * OUT_N / OUT_PIECE; i += THREADS) {
         const int row = i / (OUT_N / OUT_PIECE), piece = i % (OUT_N / OUT_PIECE);
         const int unit = first_unit + row, at = blockIdx.x * OUT_N + piece * OUT_PIECE;

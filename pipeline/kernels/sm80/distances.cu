@@ -1,23 +1,29 @@
-// Disentangled attention (He et al., "DeBERTa", 2021): a score is that of a query and a key, plus that of the query with
-// the key of their distance, plus that of the key with the query of their distance. None of it leaves the chip.
+// Computes disentangled attention (He et al., "DeBERTa", 2021), whose scores depend on distances between tokens.
 //
-// The keys and queries of distances depend on weights alone, so the host lays them out by distance, where those that 16
-// queries and 64 keys need are neighbouring rows: 79 of each. Products with all of these rows are made by tensor cores.
-// Score (i, j) then takes its term from row 16 + j - i. Of both products, it lies in another lane of the same row, or of
-// the same column, at most one block of eight further on: so the lane that has it chooses between two neighbouring blocks,
-// and one shuffle brings it to where the score is.
+// A score is the product of a query and a key, plus the product of the query and the key of their distance, plus the
+// product of the key and the query of their distance. Scores never leave the chip.
 //
-// Rows of distances move on by 64 with each piece of keys, so they lie in a ring, and a piece fetches 64 of each. All else
-// is as in common/attention.cuh.
+// Layout. As in common/attention.cuh, but a block has one head. The keys and queries of distances depend only on
+//   weights, so the host lays them out by distance. Then 16 queries and 64 keys need 79 neighbouring rows of each.
+//   These rows move on by 64 with each piece of keys. They are in a ring in shared memory, and each piece fetches 64
+//   new rows of each.
+// Why. Tensor cores multiply with all of these rows, although each score needs only one of them: score (i, j) takes its
+//   terms from row 16 + j - i. A term is in another lane of the same row, or of the same column, at most one block of
+//   eight further on. So the lane that has the term chooses between two neighbouring blocks, and one shuffle moves it
+//   to its score.
+//
+// Test: tests/engine/test_families_gpu.py, and tests/kernels/test_encoder_tables.py for the tables.
+// Time: python -m benchmarks.peers.deberta_gpu.
 #include "common/attention.cuh"
 #include "sm80/mma.cuh"
 
 constexpr int HEAD = 64, HEAD_BYTES = HEAD * 2, STEPS = HEAD / 16, TILE_BYTES = TILE * HEAD_BYTES;
 
-// The lanes between which terms move. Lane: row / 4 of a block of eight rows, and columns lane % 4 * 2 and one further.
+// The lanes between which terms move. A lane has row lane / 4 of a block of eight rows, in column lane % 4 * 2 and the
+// next.
 struct Moves {
-    int row_lane[2], column_lane[2];  // where a term comes from: along its row, and along its column
-    bool next_along_row[2], next_along_column[2], is_odd;  // of what the own lane has, whether its later block is wanted
+    int row_lane[2], column_lane[2];  // the lanes from which terms come: along the row, and along the column
+    bool next_along_row[2], next_along_column[2], is_odd;  // whether other lanes want this lane's later block
 
     __device__ __forceinline__ Moves() {
         const int lane = threadIdx.x % 32, row = lane / 4, column = lane % 4 * 2;
@@ -31,14 +37,14 @@ struct Moves {
         }
     }
 
-    // Adds to two neighbouring scores their terms, which lie in their own row of two blocks.
+    // Add the terms of two neighbouring scores, which are in the row of the scores in two blocks.
     __device__ __forceinline__ void add_along_row(float* score, const float* earlier, const float* later) const {
         const float even = next_along_row[0] ? later[0] : earlier[0], odd = next_along_row[1] ? later[1] : earlier[1];
         score[0] += __shfl_sync(0xffffffffu, is_odd ? odd : even, row_lane[0]);
         score[1] += __shfl_sync(0xffffffffu, is_odd ? even : odd, row_lane[1]);
     }
 
-    // The same, where they lie in their own column.
+    // Add the terms of two neighbouring scores, which are in the columns of the scores in two blocks.
     __device__ __forceinline__ void add_along_column(float* score, const float* earlier, const float* later) const {
 #pragma unroll
         for (int i = 0; i < 2; i++)
@@ -46,26 +52,27 @@ struct Moves {
     }
 };
 
-// First operands of 16 rows, of a step of 16 values, from shared memory.
+// Load first operands from shared memory: 16 rows of a step of 16 values.
 __device__ __forceinline__ void load_rows(uint32 (&matrix)[4], uint32 rows, int step) {
     const int lane = threadIdx.x % 32;
     load_matrices(matrix, rows + swizzled<HEAD_BYTES>(lane % 16, step * 2 + lane / 16));
 }
 
-// Of eight rows, of two steps: second operands, or halves of first ones.
+// Load eight rows of two steps: second operands, or halves of first operands.
 __device__ __forceinline__ void load_block(uint32 (&matrix)[4], uint32 rows, int steps) {
     const int lane = threadIdx.x % 32;
     load_matrices(matrix, rows + swizzled<HEAD_BYTES>(lane % 8, steps * 4 + lane / 8));
 }
 
-// As common/attention.cuh's `attention`; a block has one head. apart [2 * most, 2 * heads * HEAD]: in row `most` + j - i the
-// keys of all heads for the distance of query i from key j, and then the queries. `most` is a multiple of a block's queries.
+// The arguments are those of `attention` in common/attention.cuh, and a block has one head. apart [2 * most, 2 * heads
+// * HEAD]: row `most` + j - i has the keys of all heads for the distance of query i from key j, and then the queries.
+// `most` is a multiple of a block's queries.
 template <typename T, int WARPS, typename Launch>
 __global__ void __launch_bounds__(Launch::THREADS, 8 / WARPS)
     attention_by_distance(const T* rows, const int* ends, const int* texts, const int* firsts, int heads, int pitch,
                           float scale, int out_pitch, T* out, const T* apart, int most) {
     constexpr int THREADS = WARPS * 32, PIECES = HEAD / 8, QUERY_ROWS = WARPS * 16;
-    constexpr int CHUNKS = QUERY_ROWS / TILE + 1, RING = CHUNKS + 1;  // of 64 distances: at once, and with the next one
+    constexpr int CHUNKS = QUERY_ROWS / TILE + 1, RING = CHUNKS + 1;  // chunks of 64 distances: those in use, and one more that is fetched
     static_assert(QUERY_ROWS % TILE == 0 && Launch::THREADS == THREADS, "whole tiles");
     static_assert(Launch::SHARED_BYTES == QUERY_ROWS * HEAD_BYTES + (4 + 2 * RING) * TILE_BYTES, "buffers and rings");
     extern __shared__ __align__(1024) char shared[];

@@ -1,21 +1,25 @@
-// Block 1 with its table in shared memory: seven table rows summed, layer norm, ReLU, max pool, in 16-bit storage.
+// Computes block 1 with its table in shared memory: the sum of seven table rows, layer norm, ReLU and max pool, in
+// 16-bit storage.
 //
-// The whole table is 258 KB, more than any SM holds, so a block works on one slice of CHANNELS channels, whose table
-// stays in shared memory for the lifetime of the block. A thread owns eight channels at one pooled position of a slab of
-// POSITIONS positions: gamma and beta of its windows stay in 24 registers while it loops over ARTICLES articles, so
-// that the 1 MB of gamma and beta is read once for many articles, not once an article.
+// Layout. A block has one slice of CHANNELS channels, whose table stays in shared memory. A thread has eight channels
+//   at one pooled position of a slab of POSITIONS positions, with gamma and beta of its windows in 24 registers, and
+//   loops over ARTICLES articles. Their ids and statistics arrive in groups (article_group.cuh).
+// Why. The whole table has 258 KB, more than an SM can hold. The 1 MB of gamma and beta is read once for many articles
+//   instead of once for each.
+// Compute. Table entries are 16-bit integers, scaled by channel so that a sum over the taps is below 65,536. So one
+//   32-bit addition adds two channels, exactly and in any order; fp16 entries would take four instructions to widen and
+//   add. A sum becomes a float through the bits of 2^23 + sum. The channel's zero then takes 2^23 away again, which
+//   makes it a quarter of a unit less accurate. The scale costs less accuracy than rounding each entry to fp16.
 //
-// Table entries are 16-bit integers, scaled by channel so that a sum over the taps is below 65,536: one 32-bit
-// addition adds two channels, exactly and in any order, where fp16 entries would take four instructions to widen and
-// add. A sum becomes a float through the bits of 2^23 + sum, and 2^23 is taken away again with the channel's zero, which
-// is a quarter of a unit off by that. The scale costs less than fp16's rounding of each entry.
+// Most of an article of usual length is padding. A window that begins after the text is exactly the bias, so it needs
+// no look-ups. Its normalised bias is computed once for each article and channel, and one packed multiply-add remains.
+// In the text frame it is zero, and only rows that the text reaches are written, with the zeros that block 2's taps
+// read below.
 //
-// Most of an article of usual length is padding. A window wholly after the text is exactly the bias, so it needs no
-// look-ups: its normalised bias is computed once an article and channel, and one packed multiply-add remains. In the text
-// frame it is zero, and only rows that text reaches are written, with the zeros that block 2's taps read below them.
+// All values are computed in T. An output in 8 bits is a value in T, in steps. Bytes cannot show that block 1 overflows
+// on an article, so the head then reads its statistics.
 //
-// All is computed in T; an output in 8 bits is T's, in steps. Bytes cannot tell that block 1 overflows on an article: its
-// statistics do, which the head reads then.
+// Test: tests/engine/test_cuda.py, test_int8_gpu.py and test_text_frame.py beside it. Time: broadsheet profile.
 #include "common/launch.cuh"
 #include "common/outputs.cuh"
 #include "common/packing.cuh"
@@ -24,14 +28,14 @@
 
 constexpr float TWO_TO_23 = 8388608;
 
-// The two integers of a pair as floats, 2^23 larger: the bits of 2^23 + n are 0x4b000000 + n.
+// Return the two integers of a pair as floats, each 2^23 larger: the bits of 2^23 + n are 0x4b000000 + n.
 __device__ __forceinline__ float2 integers_to_floats(uint32 pair) {
     constexpr uint32 bits = 0x4b000000;
     return make_float2(__uint_as_float(__byte_perm(pair, bits, 0x7610)),
                        __uint_as_float(__byte_perm(pair, bits, 0x7632)));
 }
 
-// Eight values, as pairs, to the output; `by`: steps of 8 bits in one. Returns how many of them are saturated.
+// Store eight values, given as pairs. by: how many steps make 1, for 8 bits. Return how many values are saturated.
 template <typename T, typename Out>
 __device__ __forceinline__ int store_values(Out* output, int target, const uint32 (&pair)[4], float by) {
     if constexpr (IS_INT8<Out>) {
@@ -46,10 +50,11 @@ __device__ __forceinline__ int store_values(Out* output, int target, const uint3
     }
 }
 
-// article_count: how many articles there are. ids [articles, pitch]; text_end, statistics [articles] (common/statistics.cu); first [articles + 1]
-// (common/packing.cuh); table [slices][KERNEL][IDS][CHANNELS] of uint16; affine fp32 [3][WIDTH]: a channel's unit, its sum
-// of zero, and its bias; gamma, beta [windows, WIDTH]; output [units, UNIT_ROWS, WIDTH]. TEXT: windows from the text's end
-// on are zero after ReLU. rows: of an article, at most. by, saturated: for an output of Int8, its steps in one, and the
+// ids [articles, pitch]; article_count: the number of articles, in device memory; text_end, statistics [articles]: from
+// common/statistics.cu; first_unit [articles + 1]: see common/packing.cuh; table uint16
+// [slices][KERNEL][IDS][CHANNELS]; affine fp32 [3][WIDTH]: the unit of each channel, its sum of zero, and its bias;
+// gamma, beta [windows, WIDTH]; output [units, UNIT_ROWS, WIDTH]. TEXT: whether windows from the text's end on are zero
+// after ReLU. rows: the most rows of an article. by, saturated: for an output of Int8, how many steps make 1, and the
 // count of bytes of 255. Dynamic shared memory: `Shared`, below.
 template <typename T, typename Out, int KERNEL, int WIDTH, int POOL, int UNIT_ROWS, bool TEXT, int IDS, int CHANNELS,
           int POSITIONS, int ARTICLES, typename Launch>
@@ -58,8 +63,8 @@ __global__ void __launch_bounds__(Launch::THREADS, 1)
                      const int* first_unit, const uint16* table, const float* affine, const T* gamma, const T* beta,
                      Out* output, int rows, float by, uint64* saturated) {
     constexpr int LANES = CHANNELS / 8, THREADS = Launch::THREADS, SLICES = WIDTH / CHANNELS;
-    constexpr int WORDS = (POSITIONS * POOL + KERNEL + POOL + 2) / 4;  // of ids that a slab reads
-    constexpr int READ = KERNEL + POOL - 1;                             // ids that a thread reads
+    constexpr int WORDS = (POSITIONS * POOL + KERNEL + POOL + 2) / 4;  // the words of ids that a slab reads
+    constexpr int READ = KERNEL + POOL - 1;                             // the ids that a thread reads
     static_assert(POSITIONS * POOL % 4 == 0, "a slab's ids begin at a whole word");
     static_assert(ARTICLES % GROUP == 0 && WIDTH % CHANNELS == 0 && CHANNELS % 8 == 0, "whole groups and slices");
     static_assert(THREADS == LANES * POSITIONS, "a thread takes eight channels at a position");

@@ -1,9 +1,9 @@
-// Tensor cores, a warp at a time: ldmatrix and mma.sync as of compute capability 8.0, and for 8 bits also as of 7.5.
+// The tensor core instructions of a warp: ldmatrix and mma.sync of compute capability 8.0, and for 8 bits also of 7.5.
 #pragma once
 #include "common/outputs.cuh"
 #include "common/types.cuh"
 
-// Four 8 x 8 matrices of 16-bit elements; lane l gives the address of row l % 8 of matrix l / 8.
+// Load four 8 x 8 matrices of 16-bit elements. Lane l gives the address of row l % 8 of matrix l / 8.
 __device__ __forceinline__ void load_matrices(uint32 (&matrix)[4], uint32 address) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                  : "=r"(matrix[0]), "=r"(matrix[1]), "=r"(matrix[2]), "=r"(matrix[3])
@@ -11,7 +11,7 @@ __device__ __forceinline__ void load_matrices(uint32 (&matrix)[4], uint32 addres
                  : "memory");
 }
 
-// The same, each matrix transposed on the way.
+// Load four matrices like `load_matrices`, and transpose each.
 __device__ __forceinline__ void load_transposed(uint32 (&matrix)[4], uint32 address) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
                  : "=r"(matrix[0]), "=r"(matrix[1]), "=r"(matrix[2]), "=r"(matrix[3])
@@ -19,8 +19,8 @@ __device__ __forceinline__ void load_transposed(uint32 (&matrix)[4], uint32 addr
                  : "memory");
 }
 
-// d [16, 8] += a [16, 16] · b [16, 8], or of 8-bit elements a [16, 32] · b [32, 8]: always 32 bytes along K. Of d, lane l
-// holds row l / 4 (and that plus 8), columns l % 4 * 2 and one further.
+// Compute d [16, 8] += a [16, 16] · b [16, 8], or for 8-bit elements a [16, 32] · b [32, 8]: always 32 bytes along K.
+// Lane l has rows l / 4 and l / 4 + 8 of d, in column l % 4 * 2 and the next.
 template <typename T>
 __device__ __forceinline__ void multiply(typename Arithmetic<T>::Sum (&d)[4], const uint32 (&a)[4], uint32 b0, uint32 b1);
 
@@ -48,7 +48,7 @@ __device__ __forceinline__ void multiply<Int8>(int32 (&d)[4], const uint32 (&a)[
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
-// d [8, 8] += a [8, 16] · b [16, 8], the quarter of the above that the registers a and b hold.
+// Compute d [8, 8] += a [8, 16] · b [16, 8], the quarter of the product above for the registers a and b.
 __device__ __forceinline__ void multiply_quarter(int32& d0, int32& d1, uint32 a, uint32 b) {
     asm volatile("mma.sync.aligned.m8n8k16.row.col.s32.u8.s8.s32 {%0, %1}, {%2}, {%3}, {%0, %1};"
                  : "+r"(d0), "+r"(d1)

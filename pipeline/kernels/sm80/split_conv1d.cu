@@ -1,9 +1,15 @@
-// A valid convolution of fp32 accuracy on Ampere and Ada: mma.sync over numbers of two fp16 parts (common/split.cuh).
+// Computes a valid convolution with fp32 accuracy on Ampere and Ada: mma.sync over numbers in two fp16 parts
+// (common/split.cuh).
 //
-// It is sm80/conv1d.cu with slabs of 32 channels, whose high and low parts fill the same 128 bytes a row. A product x w is
-// high·high + high·low + low·high; low·low is below fp32's rounding. As tensor cores drop what does not fit their sums
-// instead of rounding it, a sum runs over the 32 products of a step, and is then added to the total in fp32 registers. A
-// warp computes 32 of its 64 outputs at a time, so that totals and sums fit the registers. Stores need no shared memory.
+// Layout. As in sm80/conv1d.cu, with slabs of 32 channels, whose high and low parts fill the same 128 bytes of a row.
+//   Stores need no shared memory.
+// Compute. A product x w is high·high + high·low + low·high, since low·low is below the rounding of fp32. Tensor cores
+//   cut bits that do not fit their sums instead of rounding. So a sum has only the 32 products of a step, and is then
+//   added to the total in fp32 registers.
+// Why. A warp computes 32 of its 64 outputs at a time, so that totals and sums fit in registers.
+//
+// Test: tests/kernels/test_fp32_tensor_cores.py, tests/engine/test_cuda.py.
+// Time: python -m benchmarks.tune --kernels sm80 --precision fp32.
 #include "common/launch.cuh"
 #include "common/overflow.cuh"
 #include "common/packing.cuh"
@@ -14,12 +20,12 @@
 #include "sm80/swizzle.cuh"
 
 constexpr int WARP_M = 48, WARP_N = 64, M_BLOCKS = WARP_M / 16;
-constexpr int CHUNKS = WARP_N / SPLIT_GROUP, N_BLOCKS = SPLIT_GROUP / 8;  // of 32 outputs
+constexpr int CHUNKS = WARP_N / SPLIT_GROUP, N_BLOCKS = SPLIT_GROUP / 8;  // chunks of 32 outputs
 constexpr int PART_PIECES = PIECES / 2, PARTS = ROW_BYTES / 2;
 
-// input [units * POOL, 2 * channels_in] of fp16 parts; weight [KERNEL][channels_out][2 * channels_in]; affine fp32 [2,
-// channels_out]: scales and biases; output [units, channels_out], of parts or fp32. unit_count: in device memory; the
-// grid has room for more. closing [units], constant [channels_out]: as in common/packing.cuh.
+// input [units * POOL, 2 * channels_in] in fp16 parts; weight [KERNEL][channels_out][2 * channels_in]; affine fp32 [2,
+// channels_out]: scales and biases; output [units, channels_out], in parts or fp32. unit_count: the number of units, in
+// device memory; the grid has blocks for more. closing [units], constant [channels_out]: see common/packing.cuh.
 template <typename Out, int KERNEL, int POOL, bool RELU, int TILE_M, int TILE_N, int A_STAGES, int B_STAGES,
           typename Launch>
 __global__ void __launch_bounds__(Launch::THREADS, 1)
@@ -28,7 +34,7 @@ __global__ void __launch_bounds__(Launch::THREADS, 1)
     constexpr int THREADS = Launch::THREADS;
     constexpr int A_ROWS = TILE_M + (KERNEL > 1 ? 8 : 0);
     constexpr int A_BYTES = A_ROWS * ROW_BYTES, B_BYTES = TILE_N * ROW_BYTES;
-    constexpr int FETCHED_AT_ONCE = KERNEL > 1 ? 8 : 1;  // pieces of weights by a thread; others make registers spill
+    constexpr int FETCHED_AT_ONCE = KERNEL > 1 ? 8 : 1;  // pieces of weights per thread; other numbers make registers spill
     constexpr int AHEAD = B_STAGES - 1;  // steps fetched before they are needed
     constexpr int UNITS = TILE_M / POOL, WARP_UNITS = WARP_M / POOL;
     static_assert(TILE_M == 4 * WARP_M && TILE_N == 2 * WARP_N && THREADS == 8 * 32, "a warp's share of a tile");

@@ -1,8 +1,11 @@
-// Block 1 in fp32 with its table in shared memory, and its output in two fp16 parts (common/split.cuh).
+// Computes block 1 in fp32 with its table in shared memory. Its output is in two fp16 parts (common/split.cuh).
 //
-// The plan is that of sm80/lookup_norm_pool.cu: a block keeps a slice of the table, here of fp32, and a thread gamma and
-// beta of one pooled position, here of four channels, for ARTICLES articles. Windows after the text are the bias, or zero.
-// gamma and beta have the channel's scale in them (pipeline/kernels/split.py).
+// Layout. As in sm80/lookup_norm_pool.cu: a block has a slice of the table, here in fp32, and a thread has gamma and
+//   beta of one pooled position, here for four channels, and loops over ARTICLES articles. Windows after the text are
+//   the bias, or zero. gamma and beta include the scales of the channels (pipeline/kernels/split.py).
+// Why. The table does not fit in shared memory as a whole, and gamma and beta are read once for many articles.
+//
+// Test: tests/kernels/test_fp32_tensor_cores.py, tests/engine/test_cuda.py. Time: broadsheet profile.
 #include "common/launch.cuh"
 #include "common/overflow.cuh"
 #include "common/packing.cuh"
@@ -10,10 +13,10 @@
 #include "common/types.cuh"
 #include "sm80/article_group.cuh"
 
-// article_count: how many articles there are. ids [articles, pitch]; text_end, statistics [articles] (common/statistics.cu); first [articles + 1]
-// (common/packing.cuh); table fp32 [slices][KERNEL][IDS][CHANNELS]; bias [WIDTH]; gamma, beta [windows, WIDTH]; output
-// [units, UNIT_ROWS, WIDTH] of parts. TEXT: windows from the text's end on are zero after ReLU. rows: of an article, at
-// most. Dynamic shared memory: `Shared`, below.
+// ids [articles, pitch]; article_count: the number of articles, in device memory; text_end, statistics [articles]: from
+// common/statistics.cu; first_unit [articles + 1]: see common/packing.cuh; table fp32 [slices][KERNEL][IDS][CHANNELS];
+// bias [WIDTH]; gamma, beta [windows, WIDTH]; output [units, UNIT_ROWS, WIDTH] in parts. TEXT: whether windows from the
+// text's end on are zero after ReLU. rows: the most rows of an article. Dynamic shared memory: `Shared`, below.
 template <int KERNEL, int WIDTH, int POOL, int UNIT_ROWS, bool TEXT, int IDS, int CHANNELS, int POSITIONS, int ARTICLES,
           typename Launch>
 __global__ void __launch_bounds__(Launch::THREADS, 1)
@@ -21,8 +24,8 @@ __global__ void __launch_bounds__(Launch::THREADS, 1)
                            const int* first_unit, const float* table, const float* bias, const float* gamma,
                            const float* beta, Split* output, int rows) {
     constexpr int LANES = CHANNELS / 4, THREADS = Launch::THREADS, SLICES = WIDTH / CHANNELS;
-    constexpr int WORDS = (POSITIONS * POOL + KERNEL + POOL + 2) / 4;  // of ids that a slab reads
-    constexpr int READ = KERNEL + POOL - 1;                             // ids that a thread reads
+    constexpr int WORDS = (POSITIONS * POOL + KERNEL + POOL + 2) / 4;  // the words of ids that a slab reads
+    constexpr int READ = KERNEL + POOL - 1;                             // the ids that a thread reads
     static_assert(POSITIONS * POOL % 4 == 0, "a slab's ids begin at a whole word");
     static_assert(ARTICLES % GROUP == 0 && WIDTH % CHANNELS == 0 && CHANNELS % 4 == 0, "whole groups and slices");
     static_assert(THREADS == LANES * POSITIONS, "a thread takes four channels at a position");
@@ -43,14 +46,15 @@ __global__ void __launch_bounds__(Launch::THREADS, 1)
     int loaded = -1;  // the slice whose table is in shared memory
 #pragma unroll 1
     for (int task = blockIdx.x; task < SLICES * slabs * chunks; task += gridDim.x) {
-        // Slabs rotate with the chunk, so that every block gets its share of the first slabs, which hold the text.
+        // Slabs rotate with the chunk, so that every block gets its share of the first slabs, which have the text.
         const int slice = task / (slabs * chunks), chunk = task % (slabs * chunks) / slabs;
         const int slab = (task + chunk) % slabs, row = slab * POSITIONS + slot;
         const int channel = slice * CHANNELS + lane * 4;
         const int first = chunk * ARTICLES, last = min(first + ARTICLES, articles);
         const bool is_reached =
             threadIdx.x < last - first && Packing{first_unit}.units(first + threadIdx.x) * UNIT_ROWS > slab * POSITIONS;
-        // The previous task no longer uses the memory written below; and no text reaches this one's slab.
+        // After this barrier the previous task no longer uses the memory written below. Skip a slab that no text
+        // reaches.
         if (!__syncthreads_or(is_reached)) continue;
         if (slice != loaded) {
             loaded = slice;
@@ -86,7 +90,7 @@ __global__ void __launch_bounds__(Launch::THREADS, 1)
 #pragma unroll 1
             for (int a = 0; a < count; a++) {
                 if (row >= packing.units(a) * UNIT_ROWS) continue;
-                const int in_text = local.group.text_end[buffer][a] - row * POOL;  // windows from there on need no look-up
+                const int in_text = local.group.text_end[buffer][a] - row * POOL;  // windows from this one on need no look-up
                 const float2 norm = local.group.statistics[buffer][a];
                 float4 best = make_float4(0, 0, 0, 0);  // ReLU: nothing below zero
                 if (!TEXT || in_text > 0) {

@@ -1,17 +1,23 @@
-// Attention with products by wgmma, each of a warpgroup, 64 queries: operands are read straight from shared memory.
+// The products of common/attention.cuh with wgmma, for Hopper.
+//
+// Layout. A warpgroup multiplies 64 queries together, 16 for each of its warps.
+// Why. wgmma reads queries, keys and values directly from shared memory, so they take no registers.
+//
+// Test: tests/engine/test_encoder_gpu.py. Time: python -m benchmarks.peers.encoders_gpu.
 #include "common/attention.cuh"
 #include "sm90/wgmma.cuh"
 
 template <typename T, int HEAD, int M_BLOCKS>
 struct Products {
     static constexpr int ROW_BYTES = HEAD * 2;
-    static constexpr int ROWS = 64;  // queries that are multiplied together, by a warpgroup
+    static constexpr int ROWS = 64;  // the queries that a warpgroup multiplies together
     static_assert(M_BLOCKS == 1, "a warp has 16 of its group's 64 queries");
 
-    // By each thread, once what it copied has arrived: for the tensor cores' own way to shared memory.
+    // Each thread calls this once its copies have arrived. It makes them visible to wgmma, which reads by the async
+    // proxy.
     static __device__ __forceinline__ void publish() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
-    // score = queries times a piece of keys.
+    // Compute score = queries times a piece of keys.
     static __device__ __forceinline__ void score(float (&score)[1][TILE / 2], uint32 queries, uint32 keys) {
         queries += threadIdx.x / 128 * 64 * ROW_BYTES;
         warpgroup_arrive();
@@ -23,7 +29,7 @@ struct Products {
         settle(score[0]);
     }
 
-    // The softmax's sums, plus powers times a piece of values.
+    // Add powers times a piece of values to the sums of the softmax.
     static __device__ __forceinline__ void add(Softmax<T, HEAD> (&softmax)[1], uint32 (&power)[1][TILE / 16][4],
                                                uint32 values) {
         settle(softmax[0].sum);

@@ -1,18 +1,21 @@
-// A valid convolution on Hopper: wgmma fed by TMA through rings of mbarriers, one persistent block an SM.
+// Computes a valid convolution on Hopper: TMA feeds wgmma through rings of mbarriers, with one persistent block on each
+// SM. The product is that of simt/conv1d.cu: rows by (tap, channel) by outputs.
 //
-// The product is that of simt/conv1d.cu: rows by (tap, channel) by outputs. Layout / load / compute / finish:
-//
-// Layout. A block computes TILE_M rows by TILE_N outputs. Two warpgroups compute, each all of the rows and half of the
-//   outputs: M_BLOCKS products of 64 x 128 share every fetched weight. Before a pool the three m-blocks are rows 3i,
-//   3i + 1 and 3i + 2 of 64 windows: tap t of block m reads phase (m + t) % 3 from window (m + t) / 3 on, and the maximum
-//   is taken in registers, before bias and ReLU.
-// Load. One thread of the third warpgroup drives the copy engine (feed.cuh). A slab of 128 bytes is 64 channels of 16
-//   bits, or 128 of 8.
+// Layout. A block computes TILE_M rows by TILE_N outputs. Of its three warpgroups, two compute, each all of the rows
+//   and half of the outputs. Before a pool, the three m-blocks are rows 3i, 3i + 1 and 3i + 2 of 64 windows: tap t of
+//   block m reads phase (m + t) % 3 from window (m + t) / 3 on. The maximum is taken in registers, before bias and
+//   ReLU. Shared memory has A_STAGES slabs of rows, B_STAGES tiles of weights, and 16 rows of outputs for each warp.
+// Load. One thread of the third warpgroup drives the copy engine (feed.cuh). A slab of 128 bytes has 64 channels in 16
+//   bits, or 128 in 8 bits.
 // Compute. wgmma reads tap t at t rows further down: 128-byte rows under the 128-byte swizzle may start at any row.
-// Finish. Bias, ReLU and rounding in registers; then each warp rearranges its 16 rows in its own shared memory
-//   (stmatrix, no barrier) and stores them 16 bytes a lane, whole pieces of a row of 128 outputs; closing units get the
-//   layer's constant. The loads of the next tile go on throughout. For an output in 8 bits the host has permuted the
-//   weights within groups of 16 outputs, so that a thread holds four neighbours (weights.py).
+// Finish. Bias, ReLU and rounding are done in registers. Then each warp rearranges its 16 rows in its own shared memory
+//   (stmatrix, without a barrier) and stores 16 bytes per lane, in whole pieces of a row of 128 outputs. Closing units
+//   get the constant of the layer. For an output in 8 bits the host has permuted the weights within groups of 16
+//   outputs, so that a thread has four neighbours (weights.py).
+// Why. M_BLOCKS products of 64 x 128 share each fetched weight, and the blocks of a cluster share the fetch. Loads of
+//   the next tile go on while a tile is finished.
+//
+// Test: tests/engine/test_cuda.py, and test_int8_gpu.py beside it. Time: python -m benchmarks.tune --kernels sm90.
 #include "common/launch.cuh"
 #include "common/outputs.cuh"
 #include "common/packing.cuh"
@@ -31,7 +34,7 @@ struct Product {
 
     static constexpr int OUT_PIECE = 16 / sizeof(Out);
     static constexpr int M_BLOCKS = TILE_M / 64, GROUP_N = TILE_N / COMPUTE_GROUPS;
-    static constexpr int STAGED_BYTES = 16 * GROUP_N * 2;  // of a warp: 16 rows of its warpgroup's outputs
+    static constexpr int STAGED_BYTES = 16 * GROUP_N * 2;  // for each warp: 16 rows of its warpgroup's outputs
     using F = Feed<KERNEL, POOL, TILE_M, TILE_N, A_STAGES, B_STAGES, 1, CLUSTER, COMPUTE_GROUPS,
                    COMPUTE_GROUPS * 4 * STAGED_BYTES>;
     static_assert(TILE_M % 64 == 0 && GROUP_N == 128, "products of 64 x 128");
@@ -40,9 +43,9 @@ struct Product {
     char* shared;
     F feed;
 
-    // Compute: by a warpgroup, all rows of a tile and its half of the outputs; stages are released once they are read.
+    // Compute. A warpgroup calls this for all rows of a tile and its half of the outputs. It releases stages once read.
     __device__ __forceinline__ void multiply(Sum (&sum)[M_BLOCKS][GROUP_N / 2], int group, int thread) {
-        int a_used = -1, b_used = -1;  // stages that the wgmma group before the last has read
+        int a_used = -1, b_used = -1;  // the stages that the wgmma group before the last has read
         Ring<A_STAGES>& a = feed.a;
         Ring<B_STAGES>& b = feed.b;
         for (int slab = 0; slab < feed.slabs; slab++) {
@@ -83,10 +86,11 @@ struct Product {
         if (thread == 0) arrive_at(feed.a_empty(stage), feed.rank);
     }
 
-    // Finish: by each warp, its 16 rows of every m-block. Returns how many saturated values this thread has stored.
+    // Finish. Each warp calls this for its 16 rows of every m-block. Return how many saturated values this thread
+    //   stored.
     __device__ __forceinline__ int finish(Sum (&sum)[M_BLOCKS][GROUP_N / 2], int tile, int group, int thread,
                                           const Bias* bias, Out* output, const Units<Out>& units) const {
-        constexpr int OUT_BYTES = GROUP_N * sizeof(Out), LANES = GROUP_N / OUT_PIECE;  // of a row, to store it
+        constexpr int OUT_BYTES = GROUP_N * sizeof(Out), LANES = GROUP_N / OUT_PIECE;  // the lanes that store a row
         static_assert(16 * OUT_BYTES <= STAGED_BYTES, "what is staged");
         const int lane = thread % 32, warp = thread / 32;
         char* staged = shared + F::OWN + (threadIdx.x / 32) * STAGED_BYTES;
@@ -118,7 +122,7 @@ struct Product {
         return saturated;
     }
 
-    // The values of one pool window, by the place of its sums.
+    // Return the value of a pool window, given where its sums are.
     __device__ __forceinline__ float value(const Sum (&sum)[M_BLOCKS][GROUP_N / 2], int m, int at, Bias bias) const {
         Sum window[POOL];
 #pragma unroll
@@ -126,8 +130,8 @@ struct Product {
         return output_of<ACTIVATION>(window, bias);
     }
 
-    // 16-bit outputs of m-block m. Of a 16 x 16 piece, lanes 0 to 15 name the rows of its left half, the others those of
-    // its right.
+    // Write 16-bit outputs of m-block m to shared memory. For each 16 x 16 piece, lanes 0 to 15 give the addresses of
+    // the rows of its left half, and the other lanes those of its right half.
     __device__ __forceinline__ void stage_pairs(const Sum (&sum)[M_BLOCKS][GROUP_N / 2], int m, uint32 staged_row,
                                                 const Bias* bias, int lane) const {
         using Two = typename Arithmetic<T>::TwoBiases;
@@ -144,7 +148,8 @@ struct Product {
         }
     }
 
-    // 8-bit outputs of m-block m, 32 at a time: lanes 0 to 15 name the rows of the first 16, the others of the next.
+    // Write 8-bit outputs of m-block m to shared memory, 32 at a time. Lanes 0 to 15 give the addresses of the rows of
+    // the first 16 outputs, and the other lanes those of the next 16.
     __device__ __forceinline__ void stage_bytes(const Sum (&sum)[M_BLOCKS][GROUP_N / 2], int m, uint32 staged_row,
                                                 const Bias* bias, int lane) const {
 #pragma unroll
@@ -168,9 +173,9 @@ struct Product {
 
 // input: rank 2 [units, channels_in], or before a pool rank 3 [units, POOL, channels_in], with room for more units than
 // there are. weight: rank 2 [KERNEL * channels_out, channels_in]. bias [channels_out]. output [units, channels_out].
-// unit_count: in device memory, where the running sum over the articles left it. closing [units], constant
-// [channels_out]: as in common/packing.cuh. n_tiles: of outputs. saturated: the count of bytes of 255, for an output of
-// Int8.
+// unit_count: the number of units, in device memory, from the running sum over the articles. closing [units], constant
+// [channels_out]: see common/packing.cuh. n_tiles: the number of tiles along the outputs. saturated: counts the bytes
+// of 255, for an output of Int8.
 template <typename T, typename Out, int KERNEL, int POOL, int ACTIVATION, int TILE_M, int TILE_N, int A_STAGES,
           int B_STAGES, int CLUSTER, typename Launch>
 __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(Launch::THREADS, 1)
@@ -184,7 +189,7 @@ __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(Launch::THREAD
     const int group = threadIdx.x / GROUP, thread = threadIdx.x % GROUP;
     const Units<Out> units{*unit_count, closing, constant};
     const int clusters = gridDim.x / CLUSTER;
-    const int tiles = (units.count + P::F::UNITS * CLUSTER - 1) / (P::F::UNITS * CLUSTER) * n_tiles;  // of a whole cluster
+    const int tiles = (units.count + P::F::UNITS * CLUSTER - 1) / (P::F::UNITS * CLUSTER) * n_tiles;  // tiles of a whole cluster
     P product{shared, {(uint32)__cvta_generic_to_shared(shared), (int)(blockIdx.x % CLUSTER), slabs, n_tiles}};
     if (threadIdx.x == 0) product.feed.init_barriers();
     sync_cluster();
@@ -204,5 +209,5 @@ __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(Launch::THREAD
         if (IS_INT8<Out>) add_count(saturated, count);
     }
     __syncwarp();
-    sync_cluster();  // a block's shared memory stays while its neighbour may write or arrive there
+    sync_cluster();  // a block may not end while a neighbour may still write or arrive in its shared memory
 }

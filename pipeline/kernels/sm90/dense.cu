@@ -1,11 +1,17 @@
-// A product with bias and activation on Hopper, for rows of 16 bits: two warpgroups in turns, each with a tile of its own.
+// Computes a product with bias and activation on Hopper, for the 16-bit rows of encoders.
 //
-// What feeds them is as for a convolution of one tap (conv1d.cu, feed.cuh), but where the sums over inputs are short, what
-// follows a tile's last product takes a quarter of the time. So one warpgroup multiplies while the other finishes: the
-// producer thread fetches tiles one after another into the one ring, and the warpgroups take every other of them, each
-// once the other has seen all of its own arrive (a barrier tells only two rounds of its stage apart).
-// A tile of 192 outputs divides the widths of most encoders; where it does not (1,024), one of 128 may. What an encoder of ModernBERT's kind does to queries, keys and
-// gated outputs is done before a tile is stored, since a kernel of its own would read and write all of it once more.
+// Layout. A block has three warpgroups. The third feeds the others through a ring of STAGES slabs, as for a convolution
+//   of one tap (conv1d.cu, feed.cuh). The first two take turns, each with its own tile of TILE_M rows by TILE_N
+//   outputs. A warpgroup starts once the other has seen all of its own tile arrive, because a barrier can distinguish
+//   only two rounds of its stage. Shared memory also has 16 rows of outputs for each warp, which the copy engine
+//   stores.
+// Why. If sums over inputs are short, the work after a tile's last product takes a quarter of the time. So one
+//   warpgroup multiplies while the other finishes. A tile of 192 outputs divides the widths of most encoders, and one
+//   of 128 divides others (1,024). The rotation of queries and keys and the gates of outputs (ModernBERT) are applied
+//   before a tile is stored, since a kernel of its own would read and write all values once more.
+//
+// Test: tests/engine/test_encoder_gpu.py, and test_families_gpu.py beside it.
+// Time: python -m benchmarks.peers.encoders_gpu.
 #include "common/launch.cuh"
 #include "common/outputs.cuh"
 #include "common/rotary.cuh"
@@ -14,17 +20,19 @@
 #include "sm90/wgmma.cuh"
 
 constexpr int GROUP = 128, COMPUTE_GROUPS = 2;
-constexpr int STORED_ROWS = 16;  // by a warp at once: a box of `output`
+constexpr int STORED_ROWS = 16;  // the rows that a warp stores at once: a box of `output`
 constexpr int LOAD_REGISTERS = 24, COMPUTE_REGISTERS = 240;
 
-// In the place where it stands (volatile): fetched all at once, there would be no registers for them beside the sums.
+// Load two biases. It is volatile, so the load stays where it is: if all biases were loaded at once, there would be no
+// registers for them beside the sums.
 __device__ __forceinline__ float2 two_biases(const float* at) {
     float2 two;
     asm volatile("ld.global.nc.v2.f32 {%0, %1}, [%2];" : "=f"(two.x), "=f"(two.y) : "l"(at));
     return two;
 }
 
-// The thread's lane. Volatile too, or addresses computed from it would stay in registers from one tile to the next.
+// Return the thread's lane. It is volatile, since else addresses computed from it would stay in registers between
+// tiles.
 __device__ __forceinline__ int own_lane() {
     int lane;
     asm volatile("mov.u32 %0, %%laneid;" : "=r"(lane));
@@ -33,18 +41,18 @@ __device__ __forceinline__ int own_lane() {
 
 template <typename T, int ACTIVATION, int TILE_M, int TILE_N, int STAGES, int CLUSTER>
 struct Dense {
-    static constexpr int M_BLOCKS = TILE_M / 64, BOXES = TILE_N / 64;  // a box has 128 bytes of each row, of gated ones 64
+    static constexpr int M_BLOCKS = TILE_M / 64, BOXES = TILE_N / 64;  // a box has 128 bytes of each row, or 64 if gated
     static constexpr int OUT_N = IS_GATED<ACTIVATION> ? TILE_N / 2 : TILE_N, BOX = OUT_N / BOXES;
-    static constexpr int BEFORE = ACTIVATION == RELU ? NONE : ACTIVATION;  // rounding is the ReLU
+    static constexpr int BEFORE = ACTIVATION == RELU ? NONE : ACTIVATION;  // rounding applies the ReLU
     static constexpr int BOX_ROW = BOX * sizeof(T), BOX_BYTES = STORED_ROWS * BOX_ROW;
-    static constexpr int STAGED_BYTES = TILE_N * STORED_ROWS * sizeof(T);  // of a warp
+    static constexpr int STAGED_BYTES = TILE_N * STORED_ROWS * sizeof(T);  // for each warp
     using F = Feed<1, 1, TILE_M, TILE_N, STAGES, STAGES, 1, CLUSTER, 1, COMPUTE_GROUPS * 4 * STAGED_BYTES>;
     static_assert(TILE_M % 64 == 0 && (TILE_N == 192 || TILE_N == 128), "products of 64 x 192 or 64 x 128");
     static_assert(BOX_ROW == 128 || BOX_ROW == 64, "how a box's rows are permuted");
 
     F feed;
 
-    // Compute: by a warpgroup, the tile that is number `turn` of those that are fetched.
+    // Compute. A warpgroup calls this for tile number `turn` of those that are fetched.
     __device__ __forceinline__ void multiply(float (&sum)[M_BLOCKS][TILE_N / 2], int turn, bool is_last, int thread) {
         const int slab = turn * feed.slabs;
         if (turn > 0) wait_turn(turn % COMPUTE_GROUPS);
@@ -72,7 +80,7 @@ struct Dense {
         warpgroup_wait<0>();
         release(used, thread);
     }
-    // By the warpgroup whose turn it is, and by the other: named barriers, of which 0 is that of __syncthreads.
+    // The warpgroup whose turn it is waits, and the other gives it the turn. Named barrier 0 is that of __syncthreads.
     __device__ __forceinline__ void wait_turn(int group) const {
         asm volatile("bar.sync %0, %1;" ::"r"(1 + group), "n"(COMPUTE_GROUPS * GROUP) : "memory");
     }
@@ -85,8 +93,8 @@ struct Dense {
         __syncwarp();
     }
 
-    // Finish: by each warp, its rows of every m-block, rearranged in its own shared memory. Rows beyond the last are stored
-    // too, where there is room for them.
+    // Finish. Each warp calls this for its rows of every m-block, which it rearranges in its own shared memory. It also
+    // stores rows beyond the last, for which the output has room.
     __device__ __forceinline__ void finish(const float (&sum)[M_BLOCKS][TILE_N / 2], int tile, int thread,
                                            const float* bias, const TensorMap& output, const Rotary& rotary,
                                            int rows) const {
@@ -113,12 +121,12 @@ struct Dense {
         }
     }
 
-    // Of a warp's part of an m-block.
+    // Return the first row of a warp's part of an m-block.
     __device__ __forceinline__ int first_row(int tile, int m, int thread) const {
         return feed.first_unit(tile) + m * 64 + thread / 32 * STORED_ROWS;
     }
 
-    // An m-block of a warp to its shared memory. j: of eight columns.
+    // Write an m-block of a warp to its shared memory. j: the number of a group of eight columns.
     __device__ __forceinline__ void stage(const float (&sum)[TILE_N / 2], uint32 staged_row, int lane,
                                           const float* bias) const {
 #pragma unroll
@@ -140,7 +148,7 @@ struct Dense {
         }
     }
 
-    // The same of queries, keys and values by their heads, a box each: those that turn share the angles of their rows.
+    // Write queries, keys and values, a box for each head. Heads that turn share the angles of their rows.
     __device__ __forceinline__ void stage_turned(const float (&sum)[TILE_N / 2], uint32 staged_row, int lane, int column,
                                                  int row, const float* bias, const Rotary& rotary, int rows) const {
         constexpr int HEAD_BLOCKS = Rotary::HEAD / 8;
@@ -170,7 +178,7 @@ struct Dense {
         }
     }
 
-    // The same where two outputs make one value: of 16 columns eight, of which a thread has two neighbours.
+    // Write gated outputs, of which two make one value: 16 columns make eight, of which a thread has two neighbours.
     __device__ __forceinline__ void stage_gated(const float (&sum)[TILE_N / 2], uint32 staged_row, int lane,
                                                 const float* bias) const {
 #pragma unroll
@@ -193,9 +201,10 @@ struct Dense {
     }
 };
 
-// input, output: rank 2 [rows, inputs or outputs], with room for more rows than there are. weight: rank 2 [outputs, inputs].
-// bias [outputs]. n_tiles: of outputs. row_count: in device memory. rotary: for an ACTIVATION of ROTARY. Where ACTIVATION is
-// gated, output is [rows, outputs / 2]: the weights of 16 outputs make eight values, in the order that stage_gated reads.
+// input, output: rank 2 [rows, inputs or outputs], with room for more rows than there are. weight: rank 2 [outputs,
+// inputs]. bias [outputs]. n_tiles: the number of tiles along the outputs. row_count: the number of rows, in device
+// memory. rotary: for the ACTIVATION ROTARY. With a gated ACTIVATION, output is [rows, outputs / 2]: the weights of 16
+// outputs make eight values, in the order that stage_gated reads.
 template <typename T, typename Out, int KERNEL, int POOL, int ACTIVATION, int TILE_M, int TILE_N, int STAGES, int CLUSTER,
           typename Launch>
 __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(Launch::THREADS, 1)
@@ -209,8 +218,8 @@ __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(Launch::THREAD
     extern __shared__ __align__(1024) char shared[];
     const int group = threadIdx.x / GROUP, thread = threadIdx.x % GROUP, rows = *row_count;
     const int clusters = gridDim.x / CLUSTER, own = blockIdx.x / CLUSTER;
-    const int tiles = (rows + TILE_M * CLUSTER - 1) / (TILE_M * CLUSTER) * n_tiles;  // of a whole cluster
-    const int blocks = tiles * CLUSTER;  // a tile each: compared in place of `tiles`, which takes a register more
+    const int tiles = (rows + TILE_M * CLUSTER - 1) / (TILE_M * CLUSTER) * n_tiles;  // tiles of a whole cluster
+    const int blocks = tiles * CLUSTER;  // a tile each; comparing with `tiles` takes one more register
     D product{{(uint32)__cvta_generic_to_shared(shared), (int)(blockIdx.x % CLUSTER), slabs, n_tiles}};
     if (threadIdx.x == 0) product.feed.init_barriers();
     sync_cluster();
@@ -223,12 +232,12 @@ __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(Launch::THREAD
         asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(COMPUTE_REGISTERS));
         for (int i = group; (int)(blockIdx.x + i * gridDim.x) < blocks; i += COMPUTE_GROUPS) {
             const int tile = own + i * clusters;
-            float sum[D::M_BLOCKS][TILE_N / 2] = {};  // zeroed, the last tile's sums leave their registers once stored
+            float sum[D::M_BLOCKS][TILE_N / 2] = {};  // zeroed, so that the last tile's sums leave their registers
             product.multiply(sum, i, tile + clusters >= tiles, thread);
             product.finish(sum, tile, thread, bias, output, rotary, rows);
         }
     }
     wait_stored();
     __syncwarp();
-    sync_cluster();  // a block's shared memory stays while its neighbour may write or arrive there
+    sync_cluster();  // a block may not end while a neighbour may still write or arrive in its shared memory
 }

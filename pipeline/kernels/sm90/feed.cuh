@@ -1,20 +1,24 @@
-// How a product's operands come to shared memory: the layout, and the producer thread that keeps two rings full.
+// Brings the operands of a product to shared memory: the layout, and the producer thread that keeps two rings full.
 //
-// A slab is 128 bytes of each row. The rows of a tile are fetched once a slab, with a few more below them for the taps;
-// the weights tap by tap, STEPS taps or slabs at a time. Before a pool the input is seen as [windows, POOL, channels] and
-// fetched by phase. The blocks of a cluster compute different rows with the same weights, so each fetches its share of
-// them and multicasts it to all.
+// Layout. Shared memory has, in this order, A_STAGES slabs of rows, B_STAGES stages of weights, OWN_BYTES for the
+//   warpgroups that compute, and the barriers of both rings. A slab has 128 bytes of each row. The rows of a tile are
+//   fetched once for each slab, with a few more rows below them for the taps. The weights are fetched tap by tap, STEPS
+//   taps or slabs at a time. Before a pool the input has the shape [windows, POOL, channels], and is fetched by phase.
+// Why. The blocks of a cluster compute different rows with the same weights. So each block fetches its share of the
+//   weights and multicasts it to all.
+//
+// Used by conv1d.cu, split_conv1d.cu and dense.cu, which name the tests and benchmarks.
 #pragma once
 #include "sm90/barrier.cuh"
 #include "sm90/tma.cuh"
 
 constexpr int ROW_BYTES = 128;
 
-// CONSUMERS: warpgroups that compute. OWN_BYTES: what these need beside the rings.
+// CONSUMERS: the number of warpgroups that compute. OWN_BYTES: the bytes that they need beside the rings.
 template <int KERNEL, int POOL, int TILE_M, int TILE_N, int A_STAGES, int B_STAGES, int STEPS, int CLUSTER, int CONSUMERS,
           int OWN_BYTES>
 struct Feed {
-    static constexpr int UNITS = TILE_M / POOL;  // rows of the output
+    static constexpr int UNITS = TILE_M / POOL;  // the rows of the output
     static constexpr int PHASE_ROWS = UNITS + (KERNEL > 1 ? 8 : 0);
     static constexpr int PHASE_BYTES = PHASE_ROWS * ROW_BYTES, A_BYTES = POOL * PHASE_BYTES;
     static constexpr int STEP_BYTES = TILE_N * ROW_BYTES, B_BYTES = STEPS * STEP_BYTES;
@@ -38,7 +42,7 @@ struct Feed {
     __device__ __forceinline__ uint32 b_empty(int i) const { return base + B_EMPTY + 8 * i; }
     __device__ __forceinline__ uint32 a_tile() const { return base + A + a.stage * A_BYTES; }
     __device__ __forceinline__ uint32 b_tile() const { return base + B + b.stage * B_BYTES; }
-    // The first unit and the first output of this block's part of a cluster's tile.
+    // Return the first unit, or the first output, of this block's part of a cluster's tile.
     __device__ __forceinline__ int first_unit(int tile) const { return (tile / n_tiles * CLUSTER + rank) * UNITS; }
     __device__ __forceinline__ int first_output(int tile) const { return tile % n_tiles * TILE_N; }
 
@@ -48,10 +52,10 @@ struct Feed {
         publish_barriers();
     }
 
-    // By one thread: the rows of a tile and this block's share of the weights.
+    // One thread calls this: it fetches the rows of a tile and this block's share of the weights.
     __device__ __forceinline__ void produce(const TensorMap& input, const TensorMap& weight, int tile) {
         const int unit = first_unit(tile), output = first_output(tile) + rank * (TILE_N / CLUSTER);
-        int part = 0;  // of a stage of weights
+        int part = 0;  // the part of a stage of weights that comes next
 #pragma unroll 1
         for (int slab = 0; slab < slabs; slab++) {
             wait_barrier(a_empty(a.stage), a.parity ^ 1);

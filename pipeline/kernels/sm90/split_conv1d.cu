@@ -1,15 +1,20 @@
-// A valid convolution of fp32 accuracy on Hopper: wgmma over numbers of two fp16 parts (common/split.cuh).
+// Computes a valid convolution with fp32 accuracy on Hopper: wgmma over numbers in two fp16 parts (common/split.cuh).
 //
-// A product x w is high·high + high·low + low·high; low·low is below fp32's rounding. As wgmma drops what does not fit
-// its sums instead of rounding it, a sum runs over 64 products only (STEPS_IN_SUM times 32) and is then added to the
-// total in fp32 registers. The plan is that of sm90/conv1d.cu, from which it differs thus:
+// A product x w is high·high + high·low + low·high, since low·low is below the rounding of fp32. wgmma cuts bits that
+// do not fit its sums instead of rounding. So a sum has only 64 products (STEPS_IN_SUM times 32), and is then added to
+// the total in fp32 registers. The kernel works like sm90/conv1d.cu, with these differences:
 //
-// Layout. Three warpgroups compute 64 rows each of 128 outputs: 64 totals and 64 sums a thread. While one adds up, the
-//   tensor cores work for the two others. Before a pool the warpgroups take the rows 3i, 3i + 1 and 3i + 2 of 64 windows.
-// Load. A slab of 128 bytes is 32 channels here, and a stage of weights has those of a whole sum.
-// Compute. The two small products come first, so that little is dropped.
-// Finish. Before a pool, a warpgroup gets the totals of the two others for 32 outputs at a time through shared memory; the
-//   warpgroups take turns. Then scale, bias, ReLU and parts in registers, and stores of whole 128 bytes.
+// Layout. Three warpgroups compute 64 rows each of 128 outputs, so a thread has 64 totals and 64 sums. Before a pool,
+//   the warpgroups have the rows 3i, 3i + 1 and 3i + 2 of 64 windows.
+// Load. A slab of 128 bytes has 32 channels here, and a stage of weights has those of a whole sum.
+// Compute. The two small products come first, so that fewer bits are cut.
+// Finish. Before a pool, the warpgroups take turns: each gets the totals of the two others for 32 outputs at a time
+//   through shared memory. Then it applies scale, bias and ReLU in registers, splits the result in parts, and stores
+//   128 bytes at once.
+// Why. While one warpgroup adds its sums to its totals, the tensor cores work for the other two.
+//
+// Test: tests/kernels/test_fp32_tensor_cores.py, tests/engine/test_cuda.py.
+// Time: python -m benchmarks.tune --kernels sm90 --precision fp32.
 #include "common/launch.cuh"
 #include "common/overflow.cuh"
 #include "common/packing.cuh"
@@ -29,14 +34,14 @@ __device__ __forceinline__ void settle(float (&sum)[64]) {
     for (int i = 0; i < 64; i++) asm volatile("" : "+f"(sum[i])::"memory");
 }
 
-// Among the threads that compute.
+// Synchronise the threads that compute.
 __device__ __forceinline__ void sync_compute_groups() {
     asm volatile("bar.sync 1, %0;" ::"n"(COMPUTE_GROUPS * GROUP) : "memory");
 }
 
 template <typename Out, int KERNEL, int POOL, bool RELU, int TILE_M, int TILE_N, int A_STAGES, int B_STAGES, int CLUSTER>
 struct SplitProduct {
-    static constexpr int EXCHANGED = SPLIT_GROUP / 2;  // totals of a thread for 32 outputs
+    static constexpr int EXCHANGED = SPLIT_GROUP / 2;  // the totals of a thread for 32 outputs
     using F = Feed<KERNEL, POOL, TILE_M, TILE_N, A_STAGES, B_STAGES, STEPS_IN_SUM, CLUSTER, COMPUTE_GROUPS,
                    POOL == 1 ? 0 : (COMPUTE_GROUPS - 1) * GROUP * EXCHANGED * 4>;
     static_assert(TILE_M == COMPUTE_GROUPS * GROUP_M && TILE_N == 128, "a warpgroup's product is 64 x 128");
@@ -46,7 +51,7 @@ struct SplitProduct {
     char* shared;
     F feed;
 
-    // Compute: by a warpgroup, its rows of a tile, one sum after another; stages are released once they are read.
+    // Compute. A warpgroup calls this for its rows of a tile, one sum after another. It releases stages once read.
     __device__ __forceinline__ void multiply(float (&total)[64], int group, int thread) {
         constexpr uint64 low = PART_BYTES >> 4;
         constexpr int READ_AT_ONCE = KERNEL == 1 ? STEPS_IN_SUM : 1;
@@ -55,12 +60,12 @@ struct SplitProduct {
         for (int i = 0; i < 64; i++) total[i] = 0;
         Ring<A_STAGES>& a = feed.a;
         Ring<B_STAGES>& b = feed.b;
-        // Before a pool, tap t of row 3i + g is in phase (g + t) % 3, of window i + (g + t) / 3.
+        // Before a pool, tap t of row 3i + g is in phase (g + t) % 3 of window i + (g + t) / 3.
         int tap = 0;
 #pragma unroll 1
         for (int sums = feed.slabs * KERNEL / STEPS_IN_SUM; sums > 0; sums--) {
             uint64 rows[STEPS_IN_SUM];
-            int a_read[READ_AT_ONCE];  // stages that are read to the last tap
+            int a_read[READ_AT_ONCE];  // the stages whose last tap has been read
 #pragma unroll
             for (int i = 0; i < READ_AT_ONCE; i++) a_read[i] = -1;
 #pragma unroll
@@ -107,10 +112,10 @@ struct SplitProduct {
         }
     }
 
-    // Finish: by a warpgroup, all outputs of its rows, or some outputs of all pool windows.
+    // Finish. A warpgroup calls this for all outputs of its rows, or for some outputs of all pool windows.
     __device__ __forceinline__ void finish(const float (&total)[64], int tile, int group, int thread, const float* affine,
                                            Out* output, const Units<Out>& units) const {
-        // Else addresses made from these would be kept in registers while the sums need them.
+        // Without this, addresses computed from these values would stay in registers that the sums need.
         asm volatile("" : "+r"(thread), "+r"(group));
         const int channels = feed.n_tiles * TILE_N, lane = thread % 32;
         const int unit = feed.first_unit(tile) + (POOL == 1 ? group * GROUP_M : 0) + thread / 32 * 16 + lane / 4;
@@ -150,16 +155,17 @@ struct SplitProduct {
                         value[j][i] = finished<RELU>(best, i % 2 ? factor.y : factor.x, shift);
                     }
                 }
-            if (POOL > 1) sync_compute_groups();  // what was exchanged has been read
+            if (POOL > 1) sync_compute_groups();  // all threads have read the exchanged totals
             if (POOL == 1 || group == owner) store_outputs<Out>(value, output, channels, unit, column, units);
         }
     }
 };
 
-// input: rank 2 [units, 2 * channels_in] of fp16 parts, or before a pool rank 3 [units, POOL, 2 * channels_in], with room
-// for more units than there are. weight: rank 2 [KERNEL * channels_out, 2 * channels_in]. affine fp32 [2, channels_out]:
-// scales and biases. output [units, channels_out], of parts or fp32. unit_count: in device memory, where the running sum
-// over the articles left it. closing [units], constant [channels_out]: as in common/packing.cuh. n_tiles: of outputs.
+// input: rank 2 [units, 2 * channels_in] in fp16 parts, or before a pool rank 3 [units, POOL, 2 * channels_in], with
+// room for more units than there are. weight: rank 2 [KERNEL * channels_out, 2 * channels_in]. affine fp32 [2,
+// channels_out]: scales and biases. output [units, channels_out], in parts or fp32. unit_count: the number of units, in
+// device memory, from the running sum over the articles. closing [units], constant [channels_out]: see
+// common/packing.cuh. n_tiles: the number of tiles along the outputs.
 template <typename Out, int KERNEL, int POOL, bool RELU, int TILE_M, int TILE_N, int A_STAGES, int B_STAGES, int CLUSTER,
           typename Launch>
 __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(Launch::THREADS, 1)
@@ -171,7 +177,7 @@ __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(Launch::THREAD
     extern __shared__ __align__(1024) char shared[];
     const int group = threadIdx.x / GROUP, thread = threadIdx.x % GROUP;
     const int clusters = gridDim.x / CLUSTER;
-    const int tiles = (*unit_count + P::F::UNITS * CLUSTER - 1) / (P::F::UNITS * CLUSTER) * n_tiles;  // of a whole cluster
+    const int tiles = (*unit_count + P::F::UNITS * CLUSTER - 1) / (P::F::UNITS * CLUSTER) * n_tiles;  // tiles of a whole cluster
     P product{shared, {(uint32)__cvta_generic_to_shared(shared), (int)(blockIdx.x % CLUSTER), slabs, n_tiles}};
     if (threadIdx.x == 0) product.feed.init_barriers();
     sync_cluster();
@@ -191,5 +197,5 @@ __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(Launch::THREAD
         }
     }
     __syncwarp();
-    sync_cluster();  // a block's shared memory stays while its neighbour may write or arrive there
+    sync_cluster();  // a block may not end while a neighbour may still write or arrive in its shared memory
 }

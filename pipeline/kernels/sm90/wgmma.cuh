@@ -1,11 +1,11 @@
-// wgmma: the tensor cores of Hopper, four warps at a time, operands read straight from shared memory.
+// wgmma, the tensor core instruction of Hopper: four warps multiply together, and read operands from shared memory.
 #pragma once
 #include "common/outputs.cuh"
 #include "common/types.cuh"
 
-// The descriptor of an operand whose rows are 128 or 64 bytes under TMA's swizzle of that size, one group of eight rows
-// after the other. `address`: of its first row, at any multiple of 128 bytes of a tile aligned to 1,024, since the swizzle
-// is a function of the address; further along K, at 32 bytes for each product.
+// Return the descriptor of an operand whose rows have 128 or 64 bytes under TMA's swizzle of that size, one group of
+// eight rows after the other. address: the address of the first row, which may be any multiple of 128 bytes in a tile
+// aligned to 1,024, since the swizzle is a function of the address. Along K, each product is 32 bytes further.
 template <int ROW_BYTES = 128>
 __device__ __forceinline__ uint64 descriptor(uint32 address) {
     static_assert(ROW_BYTES == 128 || ROW_BYTES == 64, "a swizzle");
@@ -14,18 +14,18 @@ __device__ __forceinline__ uint64 descriptor(uint32 address) {
     return (uint64)((address & 0x3ffff) >> 4) | unused | eight_rows | swizzle;
 }
 
-// Orders accesses to registers before the products that follow (wgmma.fence).
+// Order accesses to registers before the products that follow (wgmma.fence).
 __device__ __forceinline__ void warpgroup_arrive() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 __device__ __forceinline__ void warpgroup_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
 
-// Returns once all but the last PENDING groups are complete.
+// Return once all but the last PENDING groups are complete.
 template <int PENDING>
 __device__ __forceinline__ void warpgroup_wait() {
     asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory");
 }
 
-// Registers are written before this, and read after it: else the compiler may move that past a fence or a wait, which do
-// not name them.
+// Keep writes to these registers before this point, and reads after it. Else the compiler may move them past a fence or
+// a wait, which do not name the registers.
 template <int COUNT>
 __device__ __forceinline__ void settle(float (&values)[COUNT]) {
 #pragma unroll
@@ -37,20 +37,20 @@ __device__ __forceinline__ void settle(uint32 (&values)[COUNT]) {
     for (int i = 0; i < COUNT; i++) asm volatile("" : "+r"(values[i])::"memory");
 }
 
-// Four 8 x 8 matrices of 16-bit elements to shared memory; lane l gives the address of row l % 8 of matrix l / 8.
+// Store four 8 x 8 matrices of 16-bit elements to shared memory. Lane l gives the address of row l % 8 of matrix l / 8.
 __device__ __forceinline__ void store_matrices(uint32 address, uint32 m0, uint32 m1, uint32 m2, uint32 m3) {
     asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(m0), "r"(m1),
                  "r"(m2), "r"(m3)
                  : "memory");
 }
 
-// d [64, 128] = a [64, 16] · b [128, 16]ᵀ, plus d if `add`; of 8-bit elements 32 in place of 16. Thread t of the warpgroup
-// holds rows t / 32 * 16 + t % 32 / 4 (d[4j], d[4j + 1]) and that plus 8 (d[4j + 2], d[4j + 3]), at columns
-// 8j + t % 4 * 2 and one further.
+// Compute d [64, 128] = a [64, 16] · b [128, 16]ᵀ, plus d if `add`. With 8-bit elements, 32 replaces 16. Thread t of
+// the warpgroup has row t / 32 * 16 + t % 32 / 4 (d[4j], d[4j + 1]) and the row 8 below (d[4j + 2], d[4j + 3]), at
+// columns 8j + t % 4 * 2 and the next.
 template <typename T>
 __device__ __forceinline__ void multiply_async(typename Arithmetic<T>::Sum (&d)[64], uint64 a, uint64 b, bool add);
 
-// Its instances. NAME: of the instruction's shape and types. REGISTER: the kind that holds a sum. MORE: further operands.
+// The instances. NAME: the shape and types of the instruction. REGISTER: the kind of register of a sum. MORE: operands.
 #define BROADSHEET_MULTIPLY_ASYNC(T, NAME, REGISTER, MORE)                                                         \
     template <>                                                                                                    \
     __device__ __forceinline__ void multiply_async<T>(Arithmetic<T>::Sum (&d)[64], uint64 a, uint64 b, bool add) { \
@@ -85,7 +85,7 @@ BROADSHEET_MULTIPLY_ASYNC(BFloat, "k16.f32.bf16.bf16", "f", ", 1, 1, 0, 0")
 BROADSHEET_MULTIPLY_ASYNC(Int8, "k32.s32.u8.s8", "r", "")
 #undef BROADSHEET_MULTIPLY_ASYNC
 
-// d [64, 192] likewise.
+// Compute d [64, 192] in the same way.
 template <typename T>
 __device__ __forceinline__ void multiply_async(float (&d)[96], uint64 a, uint64 b, bool add);
 
@@ -122,10 +122,10 @@ BROADSHEET_MULTIPLY_ASYNC_192(Half, "f16")
 BROADSHEET_MULTIPLY_ASYNC_192(BFloat, "bf16")
 #undef BROADSHEET_MULTIPLY_ASYNC_192
 
-// What attention multiplies. d [64, 64] = a [64, 16] · b [64, 16]ᵀ, plus d if `add`.
+// The products of attention. Compute d [64, 64] = a [64, 16] · b [64, 16]ᵀ, plus d if `add`.
 template <typename T>
 __device__ __forceinline__ void multiply_async(float (&d)[32], uint64 a, uint64 b, bool add);
-// d [64, 64 or 32] += a [64, 16] · b [16, 64 or 32]. Of `a`, a thread holds what it does for mma.sync.
+// Compute d [64, 64 or 32] += a [64, 16] · b [16, 64 or 32]. A thread has the same elements of `a` as for mma.sync.
 template <typename T>
 __device__ __forceinline__ void multiply_by_rows(float (&d)[32], const uint32 (&a)[4], uint64 b);
 template <typename T>

@@ -1,13 +1,19 @@
-// Block 1 of a training step and its gradients: sums of table rows, normalised over an article, ReLU and max-pool.
+// Computes block 1 of a training step and its gradients: sums of table rows, layer norm over an article, ReLU and max
+// pool.
 //
-// Rows lie as pipeline/train/packed.py has them: ROWS of an article are a group, and a thread block computes one, a
-// thread one channel of it. The norm's mean and deviation are those of all rows of the article, so there are two kernels
-// each way, and what joins the groups of an article is computed between them. The first writes
-// the sums, 9 KB a group, and the others read them; everything else of a group stays in registers.
+// Layout. Rows are packed as in pipeline/train/packed.py: ROWS rows of an article are a group. A thread block computes
+//   one group, and a thread one of its CHANNELS channels. The mean and deviation of the norm are over all rows of the
+//   article. So there are two kernels for each direction, and PyTorch joins the groups of an article between them. The
+//   first kernel writes the sums, 9 KB for each group, and the others read them. All other values of a group stay in
+//   registers.
+// Why. Groups are small enough for registers, and articles of any length are a whole number of groups.
+//
+// Test: tests/train/test_train.py, tests/train/test_parallel_training.py. Time: python -m benchmarks.training.
 #include "common/reduce.cuh"
 #include "common/types.cuh"
 
-// A row that no pool has chosen: its pool's value is 0, by the ReLU or because the text ends before it.
+// NONE: no row of the pool was chosen. The value of the pool is 0, because of the ReLU or because the text ends before
+// it.
 enum Choice : uint8 { NONE = 0xff };
 
 __device__ __forceinline__ float read(const float* at) { return *at; }
@@ -16,7 +22,7 @@ __device__ __forceinline__ float read(const BFloat* at) { return __uint_as_float
 __device__ __forceinline__ void write(BFloat* at, float value) { at->bits = (uint16)pack<BFloat>(value, 0); }
 
 // windows [groups, ROWS, TAPS]: a row of the table for each tap. table [.., CHANNELS]. sums [groups, ROWS, CHANNELS].
-// statistics [groups]: the mean of the group's sums, and the sum of the squares of what they differ from it.
+// statistics [groups]: the mean of the group's sums, and the sum of their squared differences from it.
 template <int TAPS, int ROWS, int CHANNELS>
 __global__ void __launch_bounds__(CHANNELS)
     sum_rows(const int64* windows, const float* table, float* sums, float2* statistics) {
@@ -43,9 +49,10 @@ __global__ void __launch_bounds__(CHANNELS)
     if (channel == 0) statistics[blockIdx.x] = make_float2(mean, squares);
 }
 
-// norms [groups]: mean and 1 / deviation of the group's article. number [groups]: of the group in its article.
-// of_text [groups]: how many rows the text reaches. gamma, beta [rows of an article, CHANNELS]. pooled and chosen
-// [groups, ROWS / POOL, CHANNELS]: the largest value of a pool, or 0, and which row of the pool has it, or NONE.
+// norms [groups]: the mean and 1 / deviation of the group's article. number [groups]: the number of the group in its
+// article. of_text [groups]: the number of rows that the text reaches. gamma, beta [rows of an article, CHANNELS].
+// pooled and chosen [groups, ROWS / POOL, CHANNELS]: the largest value of a pool, or 0, and the row of the pool that
+// has it, or NONE.
 template <typename Number, int ROWS, int POOL, int CHANNELS>
 __global__ void __launch_bounds__(CHANNELS)
     normalise_and_pool(const float* sums, const float2* norms, const int* number, const int* of_text,
@@ -75,8 +82,9 @@ __global__ void __launch_bounds__(CHANNELS)
     }
 }
 
-// upstream: the gradient of `pooled`. Adds to gamma_gradient and beta_gradient [rows of an article, CHANNELS].
-// totals [groups]: the sum of the gradients of the normalised values, and of their products with these values.
+// upstream: the gradient of `pooled`. The kernel adds to gamma_gradient and beta_gradient [rows of an article,
+// CHANNELS]. totals [groups]: the sum of the gradients of the normalised values, and the sum of their products with
+// these values.
 template <typename Number, int ROWS, int POOL, int CHANNELS>
 __global__ void __launch_bounds__(CHANNELS)
     parameter_gradients(const Number* upstream, const uint8* chosen, const float* sums, const float2* norms,
@@ -107,8 +115,8 @@ __global__ void __launch_bounds__(CHANNELS)
     if (channel == 0) totals[group] = make_float2(total, product);
 }
 
-// means [groups]: what `totals` are on average over all values of the group's article. gradient [groups, ROWS, CHANNELS]:
-// of the sums.
+// means [groups]: the averages of `totals` over all values of the group's article. gradient [groups, ROWS, CHANNELS]:
+// the gradient of the sums.
 template <typename Number, int ROWS, int POOL, int CHANNELS>
 __global__ void __launch_bounds__(CHANNELS)
     sum_gradients(const Number* upstream, const uint8* chosen, const float* sums, const float2* norms,
