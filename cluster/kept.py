@@ -34,7 +34,8 @@ class Kept:
     def connect(self) -> Iterator[Client]:
         """Yield the client of the kept cluster, which is started if there is none.
 
-        If the job of another thread has it, start a cluster for this job. Raises UsageError in a process that was forked after a first job.
+        If the job of another thread has it, start a cluster for this job.
+        Raises UsageError in a process that was forked after a first job.
         """
         if self._forked:
             raise UsageError(
@@ -86,7 +87,7 @@ class Kept:
         stack.close()
 
     def leave_to_parent(self) -> None:
-        """Forget the cluster in a forked process, without closing it or waiting for its threads, which are not there."""
+        """Forget the cluster in a forked process, without closing it or waiting for its threads, which are gone."""
         self._forked = self._used
         if self._client is not None:
             _of_parents.append((self._stack, self._client))
