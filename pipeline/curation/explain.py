@@ -167,7 +167,7 @@ class Explainer:
 
     @property
     def _linear(self) -> Model | None:
-        """Return the model of n-grams alone, if the labels come from these; else None."""
+        """The model of n-grams alone, if the labels come from these; else None."""
         model = self.model
         if model.has_network or model.encoder is not None:
             if model.cascade is None:
