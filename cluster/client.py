@@ -1,4 +1,4 @@
-"""Connecting to a cluster: on this machine, at a scheduler that runs already, or in Slurm jobs."""
+"""Connects to a cluster: on this machine, at a running scheduler, or in Slurm jobs."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ TLS_FOLDER = "tls"
 
 _EXPOSED = "this cluster listens on {address} without TLS: {who} can run code as you"
 _LOOK_SECONDS = 10
-"""In which a user hears that there is no scheduler where it was looked for."""
+"""Within this time a user hears that there is no scheduler at an address."""
 
 _LENGTH, _LONGEST_WORD = struct.Struct("<Q"), 1 << 20
-"""What a scheduler says first begins with its length; it has some hundred bytes."""
+"""A scheduler's first message begins with its length; the message has some hundred bytes."""
 
 _USERS, _NETWORK = "any user of this host", "anyone who can reach it"
 
@@ -55,10 +55,10 @@ def connect(
     nsys: str | Path | None = None,
     say: Callable[[str], None] | None = None,
 ) -> Iterator[Client]:
-    """Connect to a Dask cluster, and start it first unless it is running already.
+    """Connect to a Dask cluster, and start it first unless it already runs.
 
-    A context manager: at the end of the block the client is closed, and everything that was started for it is stopped.
-    Clusters on this machine listen on loopback only, and their processes talk TLS with certificates of their own.
+    This is a context manager. At the end of the block it closes the client, and stops everything that was started for
+    it. Clusters on this machine listen on loopback only, and their processes talk TLS with certificates of their own.
 
     Parameters
     ----------
@@ -66,21 +66,21 @@ def connect(
         "local" (processes on this machine's CPU), "cuda" (workers on its GPUs), "slurm" (workers in Slurm jobs,
         configured by `site.yaml`), or the address of a running scheduler.
     workers : int, optional
-        Workers of a cluster on this machine. Default: one for each GPU, or one for every four cores. Two workers may
-        share a GPU: with eight cores for each GPU, a fast model then labels more texts a second. For "slurm", the
-        largest number of nodes.
+        The number of workers of a cluster on this machine. Default: one for each GPU, or one for every four cores. Two
+        workers may share a GPU: with eight cores for each GPU, a fast model then labels more texts per second. For
+        "slurm", the largest number of nodes.
     processes : bool
-        False: one CPU worker within this process. It starts at once, and a script needs no
+        If False, one CPU worker runs in this process. It starts at once, and a script needs no
         ``if __name__ == "__main__":`` guard.
     scheduler_file : str or Path, optional
-        The scheduler file of a running scheduler, in place of `where`. Certificates in a folder `tls` next to it are
+        The scheduler file of a running scheduler, instead of `where`. Certificates in a folder `tls` next to it are
         used.
     protocol : str
         "auto", "tcp" or "ucx", for a cluster that is started here.
     tls : bool, optional
-        Encrypt the traffic of a cluster that is started here, and let in only who has the certificate made for it.
-        Default: yes, except with "ucx", which cannot. False: every user of a host that the cluster listens on, and on
-        a network everyone who can reach it, can run code as you.
+        Encrypt the traffic of a cluster that is started here, and admit only processes that hold the certificate made
+        for it. Default: True, except with "ucx", which has no TLS. If False, every user of a host that the cluster
+        listens on, and on a network everyone who can reach it, can run code as you.
     nsys : str or Path, optional
         Run the workers of a cluster on this machine under Nsight Systems, which writes its report to this folder.
     say : callable, optional
@@ -89,7 +89,7 @@ def connect(
     Yields
     ------
     distributed.Client
-        With at least one worker.
+        A client with at least one worker.
 
     Raises
     ------
@@ -135,12 +135,12 @@ def nearest(device: str = "auto") -> str:
     Parameters
     ----------
     device : str
-        "auto", "cuda" or "cpu", as for `classify`.
+        "auto", "cuda" or "cpu", as in `classify`.
 
     Returns
     -------
     str
-        "cuda" where there are GPUs and dask-cuda, unless `device` is "cpu"; else "local".
+        "cuda" if there are GPUs and dask-cuda, unless `device` is "cpu"; else "local".
 
     """
     return "cuda" if device != "cpu" and count_gpus() else "local"
@@ -154,17 +154,17 @@ def _started(
     tls: bool | None,
     say: Callable[[str], None],
 ) -> AbstractContextManager[Client]:
-    """A client of a cluster that is started in its block, or that runs.
+    """Return a client of a cluster that is started for the block, or of one that already runs.
 
     Parameters
     ----------
     where, workers, processes, protocol, tls, say
-        As of `connect`.
+        As in `connect`.
 
     Raises
     ------
     UsageError
-        As `connect` does.
+        As in `connect`.
 
     """
     if where == "local" and not processes:
@@ -173,7 +173,7 @@ def _started(
         return cluster_here()
     if where in ("local", "cuda"):
         chosen, line = choose(protocol, hosts=1, tls=tls)
-        if protocol != "auto" or tls is not None:  # what is chosen within one machine needs no line
+        if protocol != "auto" or tls is not None:  # the choice within one machine needs no line
             say(line)
         return cuda_cluster(chosen, workers) if where == "cuda" else cpu_cluster(chosen, workers)
     if where == "slurm":
@@ -215,9 +215,9 @@ def _existing(name: str, file: Path | None, address: str | None, say: Callable[[
 
 
 def _dashboard_of(client: Client) -> dict[str, str]:
-    """The settings by which this process finds the dashboard of a running scheduler, whose link may have a token."""
+    """Return the settings with which this process finds the dashboard of a scheduler, whose link may have a token."""
 
-    def read(token: str = TOKEN, link: str = LINK) -> dict[str, str]:  # here, so that it is not imported there
+    def read(token: str = TOKEN, link: str = LINK) -> dict[str, str]:  # nested, so that no module is imported there
         import dask
 
         return {link: dask.config.get(link)} if dask.config.get(token, None) else {}
@@ -226,7 +226,7 @@ def _dashboard_of(client: Client) -> dict[str, str]:
 
 
 class _OfNoLostConnection(logging.Filter):
-    """Lets through what is no news of a lost connection, which this module reports itself."""
+    """Drops messages about a lost connection, which this module reports itself."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         lost = record.exc_info and isinstance(record.exc_info[1], CommClosedError)
@@ -234,15 +234,15 @@ class _OfNoLostConnection(logging.Filter):
 
 
 def _warn_if_exposed(address: str, say: Callable[[str], None]) -> None:
-    """Warn of a scheduler that listens without TLS: loopback has other users."""
+    """Warn about a scheduler that listens without TLS, even on loopback, which other users of the host can reach."""
     parts = urlsplit(address)
     if parts.scheme in ("tcp", "ucx", "ucxx") and parts.hostname:
-        who = _USERS if parts.scheme == "tcp" and is_loopback(parts.hostname) else _NETWORK  # UCX: on every interface
+        who = _USERS if parts.scheme == "tcp" and is_loopback(parts.hostname) else _NETWORK  # UCX uses every interface
         say(_EXPOSED.format(address=f"{parts.hostname}:{parts.port}", who=who))
 
 
 def is_loopback(host: str) -> bool:
-    """Whether a host name or address is reached from this machine only."""
+    """Return whether only this machine can reach a host name or address."""
     try:
         return ip_address(host).is_loopback
     except ValueError:
@@ -250,22 +250,22 @@ def is_loopback(host: str) -> bool:
 
 
 def _look(name: str, address: str, security: Security, say: Callable[[str], None]) -> None:
-    """Raise UsageError where something else than a Dask scheduler is at an address: Dask would wait for its word.
+    """Raise UsageError if something other than a Dask scheduler is at an address, where Dask would wait for a message.
 
-    A scheduler speaks first. Of one that is silent, a request over HTTP tells whether it is no scheduler; if it stays
-    silent it may be one that is busy, for which Dask waits as long as its settings say.
+    A scheduler speaks first. If the address is silent, an HTTP request tells whether something else is there. If that
+    is not answered either, a busy scheduler may be there, and Dask waits for it as long as its settings say.
     """
     parts = urlsplit(address if "://" in address else f"tcp://{address}")
     context = security.get_connection_args("client").get("ssl_context") if parts.scheme == "tls" else None
     if parts.scheme not in ("tcp", "tls") or (parts.scheme == "tls") != (context is not None) or not parts.port:
-        return  # which Dask refuses at once, or which cannot be asked
+        return  # Dask refuses it at once, or it cannot be asked
     try:
         plain = socket.create_connection((parts.hostname, parts.port), _LOOK_SECONDS / 2)
         with context.wrap_socket(plain) if context else plain as there:
             if not (said := _said(there)):
                 there.sendall(b"GET / HTTP/1.0\r\n\r\n")
                 said = _said(there)
-    except OSError as error:  # ssl.SSLError is one
+    except OSError as error:  # includes ssl.SSLError
         raise UsageError(f"no Dask scheduler answers at {name}: {error}") from error
     if not said:
         say(f"{name} takes connections but says nothing yet: waiting for a Dask scheduler")
@@ -284,14 +284,17 @@ def _said(there: socket.socket) -> bytes:
 
 
 def _address_in(file: Path) -> str:
-    """The scheduler's address; waits until it has written its file, a few seconds after its job starts."""
+    """Return the scheduler's address.
+
+    Wait until the scheduler has written its file, a few seconds after its job starts.
+    """
     deadline = time.monotonic() + _LOOK_SECONDS
     while True:
         try:
             return str(json.loads(file.read_bytes())["address"])
         except FileNotFoundError:
             problem = f"no scheduler has written {file} within {_LOOK_SECONDS} s"
-        except (ValueError, KeyError):  # half written
+        except (ValueError, KeyError):  # the file is half written
             problem = f"{file} is not a scheduler's file"
         if time.monotonic() > deadline:
             raise UsageError(problem)

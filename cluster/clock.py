@@ -1,4 +1,4 @@
-"""Each worker's clock against the scheduler's, measured when the worker joins and then every minute."""
+"""Measures each worker's clock against the scheduler's, when the worker joins and then every minute."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _CALL = {"function": dumps(time.time), "args": dumps(()), "kwargs": dumps({})}
 
 
 class ClockPlugin(WorkerPlugin):
-    """Measures the worker's clock every minute: without NTP, clocks drift apart by 0.1 s an hour and more."""
+    """Measures the worker's clock every minute. Without NTP, clocks drift apart by 0.1 s an hour and more."""
 
     name = "broadsheet-clock"
 
@@ -37,7 +37,7 @@ class ClockPlugin(WorkerPlugin):
         worker.periodic_callbacks[self.name].start()
 
     async def teardown(self, worker: Worker) -> None:
-        """Stop, and end a measurement in the middle: the worker closes its connections next."""
+        """Stop, and interrupt a measurement that is under way, because the worker closes its connections next."""
         worker.periodic_callbacks.pop(self.name).stop()
         if self._measuring is not None:
             self._measuring.cancel()
@@ -49,7 +49,7 @@ async def _measure(worker: Worker) -> None:
 
 
 async def _clock_of(scheduler: Any, round_trips: int) -> Clock:
-    """The clock of this process against that of a scheduler."""
+    """Return the clock of this process against that of a scheduler."""
     trips = []
     for _ in range(round_trips):
         sent = time.time()
@@ -62,7 +62,7 @@ _clocks: WeakKeyDictionary[Client, tuple[float, Clock]] = WeakKeyDictionary()
 
 
 def client_clock(client: Client) -> Clock:
-    """The clock of this process against the scheduler's; measured again after a minute."""
+    """Return the clock of this process against the scheduler's. It is measured again after a minute."""
     measured, clock = _clocks.get(client, (float("-inf"), Clock()))
     if time.monotonic() - measured > _EVERY_MILLISECONDS / 1e3:
         clock = client.sync(_clock_of, client.scheduler, 3)

@@ -1,7 +1,7 @@
 """The page "Broadsheet" of the Dask dashboard: the job's progress, and what each worker is doing.
 
-Importing this module where a scheduler starts (`--preload broadsheet.cluster.dashboard`) adds the page, and the
-guard. Dask documents no such interface, so all code that depends on it is in this file.
+A scheduler that imports this module as it starts (`--preload broadsheet.cluster.dashboard`) has the page and the guard.
+Dask documents no interface for this, so all code that depends on it is in this file.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from distributed.dashboard.components.scheduler import BOKEH_THEME, env
 from distributed.dashboard.scheduler import applications
 
 from ..pipeline.errors import printable
-from . import guard  # noqa: F401  # before the scheduler's HTTP server starts
+from . import guard  # noqa: F401  # import it before the scheduler's HTTP server starts
 from .heartbeat import METRIC, PAGE, TOPIC
 
 _COLORS = {
@@ -32,15 +32,15 @@ _COLORS = {
     "waiting": "#e4e4e4",
 }
 _LEGEND = {"copy-in": "copying in", "kernels": "computing", "copy-out": "copying out", "waiting": "waiting"}
-_COPIES = ("copy-in", "copy-out")  # of a GPU only
+_COPIES = ("copy-in", "copy-out")  # only a GPU has these
 _SWATCH = (
     '<span style="display:inline-block;width:12px;height:12px;background:{};margin:0 6px 0 18px;'
     'vertical-align:-1px"></span>{}'
 )
 _REFRESH_MS = 500
 _STRIP_SECONDS = 60
-_X_RANGE = (-_STRIP_SECONDS, 12)  # seconds from now; to its right the activity and rate of each worker
-_STYLE = {"sizing_mode": "stretch_width", "tools": "", "min_border_left": 110}  # of both charts
+_X_RANGE = (-_STRIP_SECONDS, 12)  # seconds from now; the space to the right has each worker's activity and rate
+_STYLE = {"sizing_mode": "stretch_width", "tools": "", "min_border_left": 110}  # for both charts
 _RATE_SECONDS = 5.0
 _MOST_WORKERS = 64
 _BAR = ("left", "right", "top", "bottom", "color")
@@ -54,14 +54,14 @@ _CELL = '<td style="background:{};padding:2px 10px">{}</td>'
 
 
 class _Pace:
-    """Articles a second over the last few seconds, from a count that only grows."""
+    """The number of articles per second over the last few seconds, from a count that only grows."""
 
     def __init__(self) -> None:
         self._seen: deque[tuple[float, int]] = deque()
 
     def add(self, moment: float, count: int) -> None:
         if self._seen and count < self._seen[-1][1]:
-            self._seen.clear()  # another process, or another job
+            self._seen.clear()  # the count is that of another process or job
         elif self._seen and moment <= self._seen[-1][0]:
             return
         self._seen.append((moment, count))
@@ -77,7 +77,10 @@ class _Pace:
 
 
 class _Page:
-    """The page in one browser. The figures of workers come with their heartbeats, those of the job from its client."""
+    """The page in one browser.
+
+    Workers send their figures with their heartbeats, and the client sends those of the job.
+    """
 
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler
@@ -196,7 +199,7 @@ def _legend(on_gpu: bool) -> str:
 
 
 def _kept_of(job: dict[str, Any]) -> str:
-    """For each label its rows, and which share of them has at least which score; darker where it is more."""
+    """Return a table of the rows of each label, and of the share of them that reaches each score. Darker means more."""
     heads = ["label", "rows", *(f"≥ {score}" for score in job["thresholds"])]
     lines = [f"<tr>{''.join(f'<th>{head}</th>' for head in heads)}</tr>"]
     for label, rows, of_each in job["kept"]:
@@ -218,4 +221,4 @@ def _page(scheduler: Scheduler, extra: dict[str, Any], doc: Any) -> None:
 
 
 applications[PAGE] = _page
-applications["/individual-broadsheet"] = _page  # by this name it is in the menu "More..." and in JupyterLab
+applications["/individual-broadsheet"] = _page  # with this name the page is in the menu "More..." and in JupyterLab

@@ -1,4 +1,4 @@
-"""Checks of a cluster before a long job. Each gives a verdict, what was found, and what to do about it."""
+"""Checks a cluster before a long job. Each check gives a verdict, what it found, and a remedy."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ class Finding:
     Attributes
     ----------
     check : str
-        What was checked.
+        The subject of the check.
     verdict : str
         OK, WARNING or FAILURE.
     found : str
-        What was found.
+        The observation.
     remedy : str
-        What to do; empty where nothing is needed.
+        What to do; empty if nothing is needed.
 
     """
 
@@ -55,7 +55,10 @@ class Finding:
 
 
 def examine(client: Client, output: Path | None = None, device: str = "auto") -> Iterator[Finding]:
-    """Check a running cluster, and yield each finding once it is known. `output` is a folder that workers share."""
+    """Check a running cluster, and yield each finding as soon as it is known.
+
+    `output` is a folder that workers share.
+    """
     ours = probes.about_process()
     workers = client.run(probes.about_process)
     scheduler = client.run_on_scheduler(probes.about_process)
@@ -67,7 +70,7 @@ def examine(client: Client, output: Path | None = None, device: str = "auto") ->
     everyone = {"this process": ours, "the scheduler": scheduler, **workers}
     yield _versions(everyone)
     yield _sources(everyone)
-    yield from _gpus(client.run(probes.about_gpu, workers=list(workers)), workers)  # others may have come since
+    yield from _gpus(client.run(probes.about_gpu, workers=list(workers)), workers)  # others may have joined since
     yield _kernels(client, device)
     yield _interfaces(client, list(workers))
     yield from _transfers(client)
@@ -136,7 +139,7 @@ def _gpus(gpus: dict[str, dict[str, Any] | None], workers: dict[str, dict[str, A
 def _kernels(client: Client, device: str) -> Finding:
     try:
         _, backend = start_engines(client, load_model("ag-news"), device, "auto")
-    except Exception as error:  # where a worker imports another `broadsheet`, the error is Dask's
+    except Exception as error:  # if a worker imports another `broadsheet`, Dask raises the error
         return Finding("kernels", FAILURE, str(error), "see the logs of the workers")
     return Finding("kernels", OK, str(backend))
 
@@ -151,7 +154,7 @@ def _interfaces(client: Client, addresses: list[str]) -> Finding:
 
 
 def _transfers(client: Client) -> Iterator[Finding]:
-    """Time the transfer of an array from one worker to another, and list UCX's transports where it is used."""
+    """Time the transfer of an array from one worker to another, and list UCX's transports if it is used."""
     addresses = list(client.scheduler_info(n_workers=-1)["workers"])
     if not addresses:
         yield Finding("transfer", WARNING, "no worker is there", "start some, and run this again")
@@ -173,13 +176,13 @@ def _transfers(client: Client) -> Iterator[Finding]:
 
 
 def _far_apart(addresses: list[str]) -> tuple[str, str]:
-    """Two workers, on different hosts where possible."""
+    """Return two workers, on different hosts if possible."""
     other = [a for a in addresses if urlsplit(a).hostname != urlsplit(addresses[0]).hostname]
     return addresses[0], (other or addresses[1:])[0]
 
 
 def _transfer(client: Client, source: str, target: str, device: bool) -> float:
-    # Copies, which pickle cannot refer to by name: a worker may have another `cluster`.
+    # Send copies, which pickle cannot refer to by name: a worker may have a different `cluster`.
     make_bytes, size_of = cloudpickle.loads(cloudpickle.dumps((probes.make_bytes, probes.size_of)))
     array = client.submit(make_bytes, _TRANSFER_BYTES, device, workers=[source], pure=False)
     wait([array, client.submit(size_of, b"", workers=[target], pure=False)])

@@ -1,4 +1,4 @@
-"""Workers on the GPUs of this machine, of which two may share a GPU."""
+"""Workers on the GPUs of this machine. Two workers may share a GPU."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from ..pipeline.processes.threads import available_cores
 from .settings import WORKERS_ON_A_GPU
 
 _CORES_OF_A_WORKER = 4
-"""Cores for each of two workers that share a GPU, at least: with fewer, reading is what both wait for."""
+"""The fewest cores for each of two workers that share a GPU: with fewer, both would wait for reading."""
 
 _MEMORY_OF_A_GPU = 32 << 30
-"""Bytes of a GPU that two workers share, at least. Each holds the model and its batches."""
+"""The smallest memory, in bytes, of a GPU that two workers share. Each holds the model and its batches."""
 
 
 class SharedGpus(LocalCUDACluster):
-    """A worker on each GPU, and where there are more workers than GPUs, a second one on the first GPUs."""
+    """A worker on each GPU. If there are more workers than GPUs, the first GPUs have a second one."""
 
     def new_worker_spec(self) -> dict[Any, dict[str, Any]]:
-        """What Dask starts the next worker from, by the worker's name."""
+        """Return the specification from which Dask starts the next worker, by the worker's name."""
         gpus, number = self.cuda_visible_devices, len(self.worker_spec)
         if number < len(gpus):
             first: dict[Any, dict[str, Any]] = super().new_worker_spec()
@@ -32,8 +32,9 @@ class SharedGpus(LocalCUDACluster):
 
 
 def can_be_shared(gpus: int) -> bool:
-    """Whether two workers fit on each of this machine's GPUs: there are cores and memory for both, and the driver lets
-    several processes use a GPU. gpus: how many there are.
+    """Return whether two workers fit on each of this machine's GPUs.
+
+    They do if there are cores and memory for both, and the driver lets several processes use a GPU. gpus: their number.
     """
     if available_cores() < WORKERS_ON_A_GPU * _CORES_OF_A_WORKER * gpus:
         return False

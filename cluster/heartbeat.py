@@ -1,5 +1,6 @@
-"""The figures that a worker's heartbeats carry to the scheduler: rows classified, and seconds by activity. Also the end
-of the heartbeats of a worker that closes.
+"""The figures that a worker's heartbeats carry to the scheduler: classified rows, and seconds by activity.
+
+Also hides the errors of the last heartbeats of a worker that closes.
 """
 
 from __future__ import annotations
@@ -13,25 +14,26 @@ from distributed import Worker, WorkerPlugin
 from ..pipeline.telemetry.activity import ACTIVITY, COUNTS
 
 METRIC = "broadsheet"
-"""The key of a worker's figures in its metrics."""
+"""The key of a worker's figures in its Dask metrics."""
 
 TOPIC = "broadsheet"
-"""The key under which the scheduler keeps the figures of the last job, which its client sends."""
+"""The key under which the scheduler keeps the figures of the last job, which the job's client sends."""
 
 PAGE = "/broadsheet"
-"""The page of the dashboard that shows both."""
+"""The page of the dashboard that shows the figures of workers and of the job."""
 
 _DELAY_SECONDS = 0.5
-"""Seconds by which the figures lag: the activities of a GPU are known only once its batch is done."""
+"""The figures lag by this many seconds, because the activities of a GPU are known only when its batch is finished."""
 
 _until = time.time() - _DELAY_SECONDS
 
 
 async def worker_metrics(worker: Worker) -> dict[str, Any]:
-    """The figures of a worker.
+    """Return the figures of a worker.
 
-    `rows` were classified so far. `seconds` are by activity, between `since` and `until`, in seconds since the epoch.
-    `counts` and `busy` are what was done since the process started, and its seconds by activity.
+    `rows` is the number of rows classified so far. `seconds` are the seconds by activity between `since` and `until`,
+    two times in seconds since the epoch. `counts` and `busy` are the counts, and the seconds by activity, since the
+    process started.
     """
     global _until
     since, _until = _until, time.time() - _DELAY_SECONDS
@@ -47,7 +49,7 @@ class QuietEnd(WorkerPlugin):
     name = "broadsheet-quiet-end"
 
     def setup(self, worker: Worker) -> None:
-        logging.getLogger("tornado.application").addFilter(_is_no_last_one)  # once, however often it is called
+        logging.getLogger("tornado.application").addFilter(_is_no_last_one)  # a second call adds it no second time
 
 
 def _is_no_last_one(record: logging.LogRecord) -> bool:

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM: postponed where they would leave a cluster half started, which cannot be closed."""
+"""Postpones Ctrl-C and SIGTERM while they would leave a cluster half started, which cannot be closed."""
 
 from __future__ import annotations
 
@@ -15,13 +15,15 @@ from ..pipeline.processes.child import safe_path
 
 @contextmanager
 def postponed() -> Iterator[None]:
-    """Postpone interrupts to the end of the block. A cluster that is started in it never receives Ctrl-C, which a
-    terminal sends to all processes of a job: this process ends the others.
+    """Postpone interrupts to the end of the block.
+
+    A cluster that is started in the block never receives Ctrl-C, which a terminal sends to all processes of a job. This
+    process ends the others.
     """
-    here = threading.current_thread() is threading.main_thread()  # no other gets signals
+    here = threading.current_thread() is threading.main_thread()  # only the main thread receives signals
     caught: list[int] = []
     with safe_path():
-        resource_tracker.ensure_running()  # else it would be started later, in a thread in which it unblocks SIGINT
+        resource_tracker.ensure_running()  # otherwise it starts later, in a thread, and unblocks SIGINT there
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])  # new threads and processes inherit it
         handler = signal.signal(signal.SIGTERM, lambda number, frame: caught.append(number)) if here else None
         try:
@@ -37,7 +39,7 @@ def postponed() -> Iterator[None]:
 def heard_in_collections() -> None:
     """Let Ctrl-C take effect while Python collects garbage, in a process that runs a scheduler or a worker.
 
-    Python raises KeyboardInterrupt in the next function that runs. That may be a callback of the garbage collector, by
-    which Dask logs how long a collection takes, and Python ignores what such a callback raises.
+    Python raises KeyboardInterrupt in the next function that runs. That may be a callback of the garbage collector,
+    with which Dask logs how long a collection takes, and Python ignores the errors of such a callback.
     """
     disable_gc_diagnosis(force=True)

@@ -1,4 +1,4 @@
-"""A worker within this process that is kept from one job to the next, with the engine that the last one loaded."""
+"""A worker in this process that is kept from one job to the next, with the engine that the last job loaded."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from .settings import configured
 class Kept:
     """At most one cluster of one worker, for one job at a time.
 
-    It is closed after a job that ended with an error or Ctrl-C, whose chunks may still be computing. Between jobs
-    Dask's settings are as the user has them, and what else the user asks of Dask does not run on it.
+    The cluster is closed after a job that ended with an error or Ctrl-C, because its chunks may still be computing.
+    Between jobs, Dask's settings are those of the user, and the user's other Dask work does not run on the cluster.
     """
 
     def __init__(self) -> None:
@@ -32,8 +32,9 @@ class Kept:
 
     @contextmanager
     def connect(self) -> Iterator[Client]:
-        """The client, started if there is none; where another thread's job has it, that of a cluster for this job.
+        """Yield the client of the kept cluster, which is started if there is none.
 
+        If the job of another thread has it, start a cluster for this job.
         Raises UsageError in a process that was forked after a first job.
         """
         if self._forked:
@@ -64,7 +65,7 @@ class Kept:
                 self._busy.release()
 
     def close(self) -> None:
-        """Close the cluster, at the end of the job that has it."""
+        """Close the cluster at the end of the job that uses it."""
         self._kept = False
         if self._busy.acquire(blocking=False):
             try:
@@ -73,7 +74,10 @@ class Kept:
                 self._busy.release()
 
     def _works(self) -> bool:
-        """Whether the cluster can take a job: after a pause of minutes, its scheduler may have given the worker up."""
+        """Return whether the cluster can take a job.
+
+        After a pause of minutes, its scheduler may have given the worker up.
+        """
         client = self._client
         return client is not None and client.status == "running" and len(client.cluster.scheduler.workers) == 1
 
@@ -83,7 +87,7 @@ class Kept:
         stack.close()
 
     def leave_to_parent(self) -> None:
-        """In a process that was forked: neither close the cluster nor wait for its threads, which are not there."""
+        """Forget the cluster in a forked process, without closing it or waiting for its threads, which are gone."""
         self._forked = self._used
         if self._client is not None:
             _of_parents.append((self._stack, self._client))
@@ -94,16 +98,16 @@ class Kept:
 
 
 KEPT = Kept()
-"""That of this process."""
+"""The kept cluster of this process."""
 
 _of_parents: list[object] = []
-"""Kept, so that their ends are not run here."""
+"""Holds references, so that the finalizers of the parent's objects do not run in this process."""
 
 
 def _close_at_exit() -> None:
-    with suppress(RuntimeError):  # Python 3.12.0 and 3.12.1 start no thread at exit, as asyncio wants at its own end
+    with suppress(RuntimeError):  # Python 3.12.0 and 3.12.1 start no thread at exit, but asyncio needs one to end
         KEPT.close()
 
 
-atexit.register(_close_at_exit)  # after Dask's own, so before them
+atexit.register(_close_at_exit)  # registered after Dask's functions, so it runs before them
 os.register_at_fork(after_in_child=KEPT.leave_to_parent)

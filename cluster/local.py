@@ -1,6 +1,6 @@
 """Clusters on this machine: CPU processes, or workers on its GPUs.
 
-They listen on loopback only, which other users of the machine reach too: so their traffic is TLS by default.
+They listen on loopback only. Other users of the machine can reach loopback too, so the traffic is TLS by default.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ _TLS_FOLDER = "tls"
 
 
 class _IgnoreInterrupts(WorkerPlugin):
-    """Ctrl-C is sent to every process of the terminal's foreground job; the client handles it and stops the workers."""
+    """Ignores Ctrl-C, which reaches every process of the terminal's foreground job. The client stops the workers."""
 
     name = "broadsheet-ignore-interrupts"
 
@@ -61,15 +61,15 @@ class _IgnoreInterrupts(WorkerPlugin):
 
 
 class _WorkerHere(Worker):
-    """A worker within this process: it listens nowhere. Dask would start its HTTP server on every interface."""
+    """A worker in this process that listens nowhere. Dask would start its HTTP server on every interface."""
 
     def start_http_server(self, *_: object, **__: object) -> None:
-        """Start none."""
+        """Start no server."""
 
 
 @contextmanager
 def cpu_cluster(protocol: str, workers: int | None) -> Iterator[Client]:
-    """Processes on this machine's cores, by default one for every four."""
+    """Start processes on this machine's cores, by default one for every four."""
     count = workers or -(-available_cores() // _CORES_PER_WORKER)
     with _running(LocalCluster, {"n_workers": count, "host": "127.0.0.1"}, protocol, count) as client:
         yield client
@@ -77,14 +77,14 @@ def cpu_cluster(protocol: str, workers: int | None) -> Iterator[Client]:
 
 @contextmanager
 def cluster_here() -> Iterator[Client]:
-    """One worker within this process: nothing of it can be reached from another process but the dashboard."""
+    """Start one worker in this process. Other processes can reach only the dashboard."""
     with configured(), worker_here() as client:
         yield client
 
 
 @contextmanager
 def worker_here(set_as_default: bool = True) -> Iterator[Client]:
-    """The same, where Dask is `configured`. With `set_as_default`, Dask computes everything else there too."""
+    """Start one worker in this process after `configured`. With `set_as_default`, all of Dask's work runs there too."""
     need_open_files(0)
     options = {"n_workers": 1, "processes": False, "worker_class": _WorkerHere, "protocol": "inproc"}
     with scratch_folder() as folder, _open(LocalCluster, options, folder, nullcontext(), set_as_default) as client:
@@ -93,9 +93,9 @@ def worker_here(set_as_default: bool = True) -> Iterator[Client]:
 
 @contextmanager
 def cuda_cluster(protocol: str, workers: int | None) -> Iterator[Client]:
-    """Workers on this machine's GPUs, by default one on each, pinned to the GPU and to the CPU cores near it.
+    """Start workers on this machine's GPUs, by default one on each, pinned to the GPU and to the CPU cores near it.
 
-    Raises UsageError without GPUs, or for more than two workers for each.
+    Raises UsageError without GPUs, or for more than two workers on each.
     """
     gpus = _gpus()
     from .gpus import SharedGpus
@@ -105,14 +105,14 @@ def cuda_cluster(protocol: str, workers: int | None) -> Iterator[Client]:
         raise UsageError(f"{count} workers are too many for {counted(gpus, 'GPU')}: at most two share a GPU")
     if protocol == "ucx":
         _start_ucx_without_a_context()
-    # Without this argument, dask-cuda replaces the preloads that are set by its own.
+    # Without this argument, dask-cuda replaces the configured preloads with its own.
     options = {"n_workers": count, "host": "127.0.0.1", "preload": worker_preloads()}
     with _running(SharedGpus, options, protocol, count) as client:
         yield client
 
 
 def _start_ucx_without_a_context() -> None:
-    """Start UCX in this process, which computes on no GPU; dask-cuda would create a context on the first one."""
+    """Start UCX in this process, which does not compute on a GPU. dask-cuda would create a context on the first one."""
     from distributed_ucxx import ucxx
 
     with with_settings({"distributed-ucxx.create-cuda-context": False}):
@@ -120,7 +120,7 @@ def _start_ucx_without_a_context() -> None:
 
 
 def _gpus() -> int:
-    """The number of GPUs that this process may use. Raises UsageError where there is none."""
+    """Return the number of GPUs that this process may use. Raises UsageError if there is none."""
     if find_spec("dask_cuda") is None:
         raise UsageError(f"a cluster of this machine's GPUs needs dask-cuda: {install('cluster')} (or environment.yml)")
     gpus = count_gpus()
@@ -131,7 +131,7 @@ def _gpus() -> int:
 
 @contextmanager
 def nsys_cluster(where: str, workers: int | None, folder: str | Path, protocol: str) -> Iterator[Client]:
-    """A "local" or "cuda" cluster whose workers run under Nsight Systems, which writes its report to `folder`."""
+    """Start a "local" or "cuda" cluster whose workers run under Nsight Systems, which writes its report to `folder`."""
     cuda = where == "cuda"
     count = workers or (_gpus() if cuda else 1)
     if cuda and count > _gpus():
@@ -152,7 +152,7 @@ def nsys_cluster(where: str, workers: int | None, folder: str | Path, protocol: 
         await_workers(client, count, f"no worker has started under nsys: see {folder}/workers.log")
         client.register_plugin(_IgnoreInterrupts())
         yield client
-        client.shutdown()  # the workers end, then nsys writes its report
+        client.shutdown()  # nsys writes its report after the workers have ended
 
 
 @contextmanager
@@ -181,13 +181,13 @@ def _open(
     kind : type
         The class of the cluster.
     options : dict of str to object
-        Its arguments.
+        The arguments of the class.
     folder : Path
-        Where its processes keep their files.
+        The folder in which the processes keep their files.
     starting : context manager
-        Entered while the cluster starts.
+        A context that is entered while the cluster starts.
     set_as_default : bool
-        Let Dask compute on the cluster whatever does not name a client.
+        Whether Dask computes on the cluster when no client is named.
 
     """
     running = None
@@ -206,19 +206,19 @@ def _open(
 
 def _started(kind: Any, options: dict[str, Any]) -> LocalCluster:
     try:
-        with with_settings({WORKERS_PER_HOST: options["n_workers"]}):  # processes that start have it from here
+        with with_settings({WORKERS_PER_HOST: options["n_workers"]}):  # processes that start inherit it
             return kind(**options, threads_per_worker=THREADS_PER_WORKER, **_QUIETLY)
-    except RuntimeError as error:  # of Dask's nannies
+    except RuntimeError as error:  # Dask's nannies raise it
         raise BroadsheetError("a worker's process ended while it started: was it killed, or out of memory?") from error
 
 
 def _close(cluster: LocalCluster) -> None:
-    """Close a cluster. Replacements of lost workers that are still starting are killed: they would keep it open."""
+    """Close a cluster. Kill replacements of lost workers that are still starting, which would keep it open."""
     for worker in cluster.workers.values():
         if isinstance(worker, Nanny):
-            worker.close_gracefully("the cluster is closed")  # it starts no other
+            worker.close_gracefully("the cluster is closed")  # so that it starts no other worker
             if worker.process is not None and worker.process.status is Status.starting and worker.pid:
                 with suppress(ProcessLookupError):
                     os.kill(worker.pid, signal.SIGKILL)
-    with suppress(TimeoutError):  # the rest ends with this process
+    with suppress(TimeoutError):  # what is left ends with this process
         cluster.close(timeout=_CLOSE_SECONDS)

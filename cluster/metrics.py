@@ -1,7 +1,8 @@
-"""Broadsheet's own figures in what Dask's servers answer at `/metrics`, in Prometheus's format.
+"""Adds Broadsheet's figures to what Dask's servers answer at `/metrics`, in Prometheus's format.
 
-A worker reports its own; the scheduler reports those of all workers, which come with their heartbeats, and how far the
-job is. Where prometheus-client is not installed, Dask answers nothing there, and nothing is done here.
+A worker reports its own figures. The scheduler reports those of all workers, which arrive with their heartbeats, and
+the progress of the job. If prometheus-client is not installed, Dask answers nothing there, and this module does
+nothing.
 """
 
 from __future__ import annotations
@@ -30,19 +31,19 @@ _registered: dict[str, _Collector] = {}
 
 
 class _Collector:
-    """Prometheus's registry calls `collect` at each request; a later server of this process replaces it."""
+    """Computes the figures at each request of Prometheus's registry. A later server of this process replaces it."""
 
     def __init__(self, collect: Callable[[], Iterable[Metric]]) -> None:
         self.collect = collect
 
 
 def tell_worker() -> None:
-    """From now on this process's workers report their figures."""
+    """Make this process's workers report their figures from now on."""
     _register(_WORKER, _of_worker)
 
 
 def tell_scheduler(scheduler: Scheduler) -> None:
-    """From now on this scheduler reports the figures of its workers and of the job."""
+    """Make this scheduler report the figures of its workers and of the job from now on."""
     _register(_SCHEDULER, lambda: _of_scheduler(scheduler))
 
 
@@ -80,7 +81,7 @@ def _of_scheduler(scheduler: Scheduler) -> Iterator[Metric]:
 def _figures(
     prefix: str, told: Iterable[tuple[tuple[str, ...], Mapping[str, Any]]], labels: tuple[str, ...]
 ) -> Iterator[Metric]:
-    """The figures of several processes; `told` has, for each, the values of `labels` and what it counts."""
+    """Yield the figures of several processes. `told` has the values of `labels` and the counts of each process."""
     from prometheus_client.core import CounterMetricFamily
 
     families = {name: CounterMetricFamily(f"{prefix}_{name}", help_, labels=labels) for name, help_ in HELP.items()}

@@ -1,4 +1,4 @@
-"""Workers under NVIDIA Nsight Systems: one `nsys profile` a node, over all the workers of that node.
+"""Runs workers under NVIDIA Nsight Systems: one `nsys profile` for each node, over all workers of that node.
 
 Their spans are NVTX ranges in the domain "broadsheet", so the node's report shows what each worker was doing.
 """
@@ -19,14 +19,14 @@ from ..pipeline.processes.child import import_path, python
 from .settings import WORKER_OPTIONS, variables
 
 _CLOSE_SECONDS = 120
-"""Seconds in which nsys must write its report once the workers have ended."""
+"""nsys must write its report within this many seconds after the workers have ended."""
 
 
 def nsys_command(folder: str | Path) -> list[str]:
-    """The command to put before one that starts a node's workers; the report is FOLDER/HOST-PID.nsys-rep.
+    """Return the command to put before one that starts a node's workers. The report is FOLDER/HOST-PID.nsys-rep.
 
-    It records CUDA calls, kernels, copies and NVTX ranges; no CPU samples, which need privileges that clusters rarely
-    grant.
+    nsys records CUDA calls, kernels, copies and NVTX ranges. It takes no CPU samples, which need privileges that
+    clusters rarely grant.
     """
     output = os.path.join(os.path.abspath(folder), "%h-%p")
     return ["nsys", "profile", "--trace=cuda,nvtx", "--sample=none", "--cpuctxsw=none", f"--output={output}"]
@@ -43,20 +43,20 @@ def nsys_workers(
     scheduler : str
         The scheduler's address.
     workers : int
-        How many workers to start.
+        The number of workers to start.
     folder : str or Path
-        Where nsys writes its report, and the workers their log.
+        The folder for nsys's report and the workers' log.
     cuda : bool
         Let dask-cuda start them, one on each of the first `workers` visible GPUs.
     more : mapping of str to object
-        Settings of Dask for these workers only.
+        Dask settings for these workers only.
 
     Raises
     ------
     UsageError
-        Where nsys is not installed.
+        If nsys is not installed.
     BroadsheetError
-        Where nsys or the workers fail.
+        If nsys or the workers fail.
 
     """
     if shutil.which("nsys") is None:

@@ -1,4 +1,4 @@
-"""Raises the limit on open files as far as it may be: where it is reached, connections wait without end."""
+"""Raises the limit on open files as far as possible. A process that reaches the limit waits for connections forever."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ import resource
 
 from ..pipeline.errors import UsageError
 
-_OF_A_JOB, _OF_A_WORKER = 32, 16  # of the client, with the scheduler in it; measured: 20, and 15 for each process
-_OF_A_GPU_WORKER = 96  # of its own process, CUDA's and those of readers; measured: 64 are too few
+_OF_A_JOB, _OF_A_WORKER = 32, 16  # for the client with the scheduler, and for each worker; measured: 20 and 15
+_OF_A_GPU_WORKER = 96  # its own files, CUDA's, and those of readers; measured: 64 are too few
 _ENOUGH = 65_536
 
 
 def need_open_files(worker_processes: int, on_gpus: bool = False) -> None:
-    """Make room for a cluster on this machine; its workers inherit the limit, which is each process's own.
+    """Make room for a cluster on this machine. Its workers inherit the limit, which each process has for itself.
 
-    Raises UsageError if fewer files may be open than it needs.
+    Raises UsageError if the cluster needs more files than may be open.
     """
     needed = max(_OF_A_JOB + _OF_A_WORKER * worker_processes, _OF_A_GPU_WORKER * on_gpus)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

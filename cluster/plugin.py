@@ -1,4 +1,4 @@
-"""What a job installs on every worker: the `gpu` executor, and an engine for each of its models."""
+"""The plugin that a job installs on every worker: the `gpu` executor, and an engine for each of its models."""
 
 from __future__ import annotations
 
@@ -30,34 +30,35 @@ NAME = "broadsheet-engine"
 
 _NO_WORKERS = "the cluster has no workers: start some, and call again"
 _BEGUN = {False: 1, True: 2}
-"""Threads of the `gpu` executor. On a GPU the next chunk begins while the last labels of the one before are awaited."""
+"""The threads of the `gpu` executor. On a GPU the next chunk begins before the last labels of the one before arrive."""
 
 _HERE: WeakValueDictionary[str, Model] = WeakValueDictionary()
-"""By key, the models of jobs whose worker is in this process."""
+"""The models of jobs whose worker is in this process, by key."""
 
-_log = logging.getLogger("distributed.worker.broadsheet")  # so that Dask's own handlers show it
+_log = logging.getLogger("distributed.worker.broadsheet")  # with this name, Dask's own handlers show the log
 
 
 class EnginePlugin(WorkerPlugin):
-    """Adds the `gpu` executor and offers an engine of the model, also on workers that join later.
+    """Adds the `gpu` executor and an engine of the model to every worker, also to workers that join later.
 
-    It carries the model's bytes, so a worker needs no file, or for workers on this machine the name of a file that all
-    of them map. There is one for each model; their engines live side by side (`pipeline/labelling/engines.py`).
+    The plugin carries the model's bytes, so that a worker needs no file. For workers on this machine it carries the
+    name of a file instead, which all of them map. There is one plugin for each model; their engines live side by side
+    (`pipeline/labelling/engines.py`).
 
     Parameters
     ----------
     model : Model
         The model.
     device, precision, kernels : str
-        As of `open_engine`.
+        As in `open_engine`.
     workers_per_host : int
-        By which the cores of a host are divided, so that the CPU engine of each worker has its share.
+        The number of workers that divide the cores of a host, so that the CPU engine of each has its share.
     read_in_processes : callable, optional
-        Starts so many processes that read, for a GPU's worker.
+        A function that starts a number of reader processes for a GPU's worker.
     here : bool
-        The worker is in this process, and takes the model as it is.
+        Whether the worker is in this process, and uses the model as it is.
     local : bool
-        All workers are processes of this machine.
+        Whether all workers are processes of this machine.
 
     """
 
@@ -89,7 +90,7 @@ class EnginePlugin(WorkerPlugin):
         is_cuda = expected_device(self._device) == "cuda"
         if GPU_EXECUTOR not in worker.executors:
             worker.executors[GPU_EXECUTOR] = ThreadPoolExecutor(_BEGUN[is_cuda], "broadsheet-gpu")
-        worker.metrics = {**worker.metrics, METRIC: worker_metrics}  # a heartbeat may be iterating over the old ones
+        worker.metrics = {**worker.metrics, METRIC: worker_metrics}  # a heartbeat may be iterating over the old dict
         threads = max(1, available_cores() // self._share)
         if is_cuda and self._read_in_processes is not None:
             read_for_a_gpu(self._share, self._read_in_processes)
@@ -117,9 +118,7 @@ def _name_of(key: str) -> str:
 
 
 def read_for_a_gpu(workers_per_host: int, read_in_processes: Callable[[int], None]) -> None:
-    """Read in processes, so many that a worker has its share of the host's cores but for one in eight, which it needs
-    itself.
-    """
+    """Start reader processes, one for each core of the worker's share but one in eight, which the worker needs."""
     sys.setswitchinterval(SWITCH_SECONDS)
     cores = share_of_cores(workers_per_host)
     read_in_processes(min(cores - cores // 8, THREADS_PER_WORKER))
@@ -134,9 +133,9 @@ def start_engines(
     mixed: bool = False,
     read_in_processes: Callable[[int], None] | None = None,
 ) -> tuple[str, Backend]:
-    """Load a model on every worker of a cluster, beside those of other jobs.
+    """Load a model on every worker of a cluster, next to the models of other jobs.
 
-    Workers that hold this model already keep it, and workers that join later load it with their first task.
+    Workers that already hold this model keep it. Workers that join later load it with their first task.
 
     Parameters
     ----------
@@ -151,21 +150,21 @@ def start_engines(
     kernels : str
         "auto", "simt", "sm75", "sm80" or "sm90".
     mixed : bool
-        Accept workers that differ in their backend.
+        Whether to accept workers that differ in their backend.
     read_in_processes : callable, optional
-        Called on a worker with a GPU, with the number of processes in which it is to read. Default: it reads itself.
+        Called on a worker with a GPU, with the number of its reader processes. Default: the worker itself reads.
 
     Returns
     -------
     key : str
         The key under which tasks find the engine on a worker.
     backend : Backend
-        The backend of the workers; of one of them, if they differ.
+        The backend of the workers, or of one of them if they differ.
 
     Raises
     ------
     UsageError
-        If workers differ in their backend, which determines the bits of a score, unless `mixed`.
+        If workers differ in their backend, which determines the bits of a score, without `mixed`.
     BroadsheetError
         If there are no workers, or one of them cannot load the model.
 
@@ -177,7 +176,7 @@ def start_engines(
     """
     key = engine_key(model, device, precision, kernels)
     found = client.run_on_scheduler(_noted, key)
-    if not found:  # they are starting, or were lost just now
+    if not found:  # workers are starting, or were lost just now
         await_workers(client, 1, _NO_WORKERS)
         found = client.run_on_scheduler(_noted, key)
     if None in found.values():
@@ -196,8 +195,9 @@ def start_engines(
 
 
 async def _backend_on(key: str, dask_worker: Worker) -> Backend | None:
-    """Of the engine, which is loaded where it is not. None until this worker has its own plugin: another worker in its
-    process may have loaded the engine before.
+    """Return the backend of a worker's engine, which is loaded if needed.
+
+    Returns None until this worker has its own plugin, since another worker in its process may have loaded the engine.
     """
     if _name_of(key) not in dask_worker.plugins:
         return None
@@ -210,7 +210,7 @@ async def _backend_on(key: str, dask_worker: Worker) -> Backend | None:
 
 
 def _backends(client: Client, key: str) -> dict[str, Backend | None]:
-    """The backends by worker, without workers that have just left."""
+    """Return the backends by worker, without workers that have just left."""
     found = client.run(_backend_on, key, on_error="return")
     for backend in found.values():
         if isinstance(backend, Exception) and not isinstance(backend, OSError):
@@ -219,8 +219,9 @@ def _backends(client: Client, key: str) -> dict[str, Backend | None]:
 
 
 def _wait_for_engines(client: Client, key: str) -> dict[str, Backend | None]:
-    """The backends once all are known: a worker that has just joined answers before its engine is loaded. A worker
-    that is lost while it loads the engine is not waited for, as long as there are others.
+    """Return the backends when all are known. A worker that has just joined answers before its engine is loaded.
+
+    A worker that is lost while it loads the engine is not awaited, as long as there are others.
     """
     deadline = time.monotonic() + no_workers_seconds()
     limits: list[int] = []
@@ -238,7 +239,7 @@ def _wait_for_engines(client: Client, key: str) -> dict[str, Backend | None]:
 
 
 def _all_lost(limit: int) -> str:
-    """A message about workers that were all lost while they loaded the engine. limit: the lowest memory limit."""
+    """Return a message for workers that were all lost while they loaded the engine. limit: the lowest memory limit."""
     return (
         "all workers were lost while they loaded the model; their logs say why. Dask restarts a worker that exceeds "
         f"its memory limit, and the lowest limit here is {limit >> 20:,} MiB: start workers with a higher limit"
@@ -246,7 +247,7 @@ def _all_lost(limit: int) -> str:
 
 
 def _noted(key: str, dask_scheduler: Scheduler) -> dict[str, Backend | None]:
-    """The backends by worker as an earlier job noted them, so that workers need not be asked again; else None."""
+    """Return the backends by worker that an earlier job noted, so that workers need not be asked again; else None."""
     known = dask_scheduler.task_metadata.get(NAME, {}).get(key, {})
     backends = known if _name_of(key) in dask_scheduler.worker_plugins else {}
     return {ws.address: backends.get(ws.server_id) for ws in dask_scheduler.workers.values()}
@@ -259,8 +260,9 @@ def _note(key: str, found: dict[str, Backend | None], dask_scheduler: Scheduler)
 
 
 async def _prepare(dask_scheduler: Scheduler) -> None:
-    """Before the first engine: tell metrics, turn work stealing off, and limit the wait for workers. A scheduler
-    started here has the last two already; one that a user started may not.
+    """Prepare a scheduler before the first engine: report metrics, turn work stealing off, limit the wait for workers.
+
+    A scheduler that is started here already has the last two settings. One that a user started may lack them.
     """
     tell_scheduler(dask_scheduler)
     if "stealing" in dask_scheduler.extensions:

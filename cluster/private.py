@@ -1,4 +1,4 @@
-"""Folders that no other user of a host can read, write or create beforehand, and a dashboard's secret token."""
+"""Private folders, which no other user of a host can read, write or create first; and a dashboard's secret token."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ import dask
 from ..pipeline.errors import UsageError, cause
 
 SCRATCH = "temporary-directory"
-"""The key of Dask's configuration for the folder below which each process makes one of its own."""
+"""The key of Dask's configuration for the folder in which each process creates its own."""
 
 HAS_BOKEH = find_spec("bokeh") is not None
-"""Whether there can be a dashboard: the extra "dashboard"."""
+"""Whether there can be a dashboard, which needs the extra "dashboard"."""
 
 TOKEN = "broadsheet.dashboard-token"
 """The key of Dask's configuration for the token of a scheduler's dashboard, read when it starts."""
@@ -28,12 +28,15 @@ LINK = "distributed.dashboard.link"
 
 
 def new_token() -> str:
-    """A token for the link of a dashboard. It begins with a letter, so that Dask reads no number in it."""
+    """Return a token for the link of a dashboard.
+
+    It begins with a letter, so that Dask does not read it as a number.
+    """
     return f"t{secrets.token_hex(16)}"
 
 
 def make_private(folder: Path) -> None:
-    """Make a folder of mode 0700, unless it is there. Raises UsageError where it is not this user's own."""
+    """Create a folder of mode 0700, unless it exists. Raises UsageError if the folder belongs to another user."""
     try:
         folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         folder.mkdir(mode=0o700, exist_ok=True)
@@ -47,15 +50,17 @@ def make_private(folder: Path) -> None:
 
 @contextmanager
 def scratch_folder() -> Iterator[Path]:
-    """A new folder for a cluster's temporary files, below Dask's `temporary-directory` or $TMPDIR; removed at the end.
+    """Yield a new folder for a cluster's temporary files, below Dask's `temporary-directory` or $TMPDIR.
 
-    Raises UsageError where none can be made.
+    The folder is removed at the end.
+
+    Raises UsageError if the folder cannot be created.
     """
     where = dask.config.get(SCRATCH, None)
     try:
         if where is not None:
             Path(where).mkdir(parents=True, exist_ok=True)
-        # Processes that are killed late may still be writing when it is removed.
+        # Processes that are killed late may still be writing while the folder is removed.
         made = TemporaryDirectory(prefix="broadsheet-", dir=where, ignore_cleanup_errors=True)
     except OSError as error:
         raise UsageError(f"no folder for temporary files can be made: {error}. Set TMPDIR to one") from error

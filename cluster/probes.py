@@ -1,7 +1,7 @@
 """Functions that the doctor runs on workers and the scheduler.
 
-They are pickled by value, and import only what every Dask process has, so that they also run where `broadsheet` is
-another package of that name, and report it.
+They are pickled by value, and import only packages that every Dask process has. So they also run, and report it, where
+`broadsheet` is another package of that name.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ PACKAGES = (
 
 
 def about_process() -> dict[str, Any]:
-    """Versions, location and digest of the source of `broadsheet`, cores, host name."""
+    """Return the versions, the location and digest of the source of `broadsheet`, the cores, and the host name."""
     import importlib.util
     import os
     import platform
@@ -32,7 +32,7 @@ def about_process() -> dict[str, Any]:
             versions[name] = "absent"
     spec = importlib.util.find_spec("broadsheet")
     folder, digest = (Path(spec.origin).parent if spec is not None and spec.origin else Path("nowhere")), sha256()
-    for place in (folder, folder / "pipeline", folder / "cluster"):  # in a checkout, these two are links
+    for place in (folder, folder / "pipeline", folder / "cluster"):  # in a checkout, the last two are links
         for file in sorted(place.rglob("*.py")):
             digest.update(file.relative_to(folder).as_posix().encode() + b"\0" + file.read_bytes())
     source = (str(folder), digest.hexdigest()[:12])
@@ -41,7 +41,7 @@ def about_process() -> dict[str, Any]:
 
 
 def about_gpu() -> dict[str, Any] | None:
-    """The GPU this worker would compute on, the first visible one; None without a GPU."""
+    """Describe the GPU that this worker would use, the first visible one. Return None without a GPU."""
     import os
 
     try:
@@ -64,12 +64,12 @@ def about_gpu() -> dict[str, Any] | None:
             "capability": f"{major}.{minor}",
             "cores_near": [64 * i + bit for i, word in enumerate(words) for bit in range(64) if word >> bit & 1],
         }
-    except Exception:  # no NVML, no driver, no GPU: all the same here
+    except Exception:  # NVML, the driver or the GPU is missing
         return None
 
 
 def interface_of(address: str) -> str:
-    """The network interface that has this process's address, e.g. "eth0 (10,000 Mbit/s)"."""
+    """Return the network interface that has this process's address, for example "eth0 (10,000 Mbit/s)"."""
     from urllib.parse import urlsplit
 
     import psutil
@@ -83,7 +83,7 @@ def interface_of(address: str) -> str:
 
 
 def listeners() -> dict[int, str]:
-    """The ports this process listens on, with the address of each."""
+    """Return the ports on which this process listens, with the address of each."""
     import psutil
 
     connections = psutil.Process().net_connections("tcp")
@@ -91,7 +91,7 @@ def listeners() -> dict[int, str]:
 
 
 def ucx_transports() -> list[str]:
-    """The transports that UCX may use in this process, which has loaded it."""
+    """Return the transports that UCX may use in this process, which has loaded UCX."""
     import ucxx
 
     return sorted(ucxx.get_active_transports())
@@ -108,7 +108,7 @@ def read_and_answer(folder: str, name: str) -> str:
 
 
 def make_bytes(size: int, device: bool) -> Any:
-    """An array of `size` bytes, on the GPU or in memory."""
+    """Return an array of `size` bytes, on the GPU or in memory."""
     if device:
         from importlib import import_module
 
@@ -119,5 +119,5 @@ def make_bytes(size: int, device: bool) -> Any:
 
 
 def size_of(array: Any) -> int:
-    """The bytes of an array, which Dask has to transfer to this worker first."""
+    """Return the number of bytes of an array, which Dask must first transfer to this worker."""
     return int(array.nbytes)

@@ -27,12 +27,13 @@ def check_protocol(asked: str, tls: bool | None) -> None:
 
 
 def choose(asked: str, hosts: int, tls: bool | None = None) -> tuple[str, str]:
-    """Choose the protocol: its name in Dask ("tcp", "tls", "ucx"), and a line with the reason and UCX's transports.
+    """Choose the protocol. Return its name in Dask ("tcp", "tls", "ucx"), and a line with the reason and UCX's
+    transports.
 
-    `hosts` is the number of machines with workers. With `tls` None, TLS is chosen unless UCX is asked for, which cannot
-    have it.
+    `hosts` is the number of machines with workers. If `tls` is None, TLS is chosen unless UCX is requested, which has
+    no TLS.
 
-    Raises UsageError for an unknown protocol, for UCX where it is not installed, or with TLS.
+    Raises UsageError for an unknown protocol, and for UCX if it is not installed or TLS is requested too.
     """
     check_protocol(asked, tls)
     if asked == "ucx":
@@ -54,10 +55,10 @@ def choose(asked: str, hosts: int, tls: bool | None = None) -> tuple[str, str]:
 
 
 def ucx_transports() -> list[str]:
-    """The transports that UCX may use here, e.g. cuda_ipc, rc_mlx5, tcp.
+    """Return the transports that UCX may use here, for example cuda_ipc, rc_mlx5, tcp.
 
-    Found by a child process, since UCX cannot be unloaded.
-    Raises BroadsheetError where UCX does not start.
+    A child process finds them, since UCX cannot be unloaded.
+    Raises BroadsheetError if UCX does not start.
     """
     env = {**os.environ, **environment(), **import_path()}
     run = subprocess.run(python("-c", _ASK_UCX), env=env, capture_output=True, text=True, timeout=60, check=False)
@@ -71,12 +72,12 @@ def _ucx_line(why: str) -> str:
 
 
 def has_ucx() -> bool:
-    """Whether Dask can use UCX here."""
+    """Return whether Dask can use UCX here."""
     return find_spec("distributed_ucxx") is not None
 
 
 def count_gpus() -> int:
-    """The number of GPUs that this process may use; 0 without dask-cuda or a driver. Creates no CUDA context."""
+    """Return the number of GPUs that this process may use; 0 without dask-cuda or a driver. Creates no CUDA context."""
     if find_spec("dask_cuda") is None:
         return 0
     import pynvml
@@ -86,7 +87,8 @@ def count_gpus() -> int:
         visible = os.environ.get("CUDA_VISIBLE_DEVICES")
         if visible is None:
             return int(pynvml.nvmlDeviceGetCount())
-        # CUDA takes those before the first that is none. dask-cuda counts in the same way, and takes 0.1 s to import.
+        # CUDA uses the devices before the first invalid one. dask-cuda counts in the same way, but importing it is
+        # slow (0.1 s).
         return len(list(takewhile(lambda name: name.strip() not in ("", "-1"), visible.split(","))))
     except pynvml.NVMLError:
         return 0

@@ -1,4 +1,4 @@
-"""Dask's settings, the same for every cluster that is started here: on this machine, under nsys, in Slurm jobs."""
+"""Dask's settings, the same for every cluster that is started here: on this machine, under nsys, or in Slurm jobs."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _NO_WORKERS_TIMEOUT = "distributed.scheduler.no-workers-timeout"
 _METHOD = "distributed.worker.multiprocessing-method"
 
 GPU_EXECUTOR = "gpu"
-"""The executor of a worker on which its engines compute."""
+"""The executor of a worker that runs its engines."""
 
 _STAYS = "What is committed stays"
 _CONTINUE = f"{_STAYS}: start it again, then continue with --resume"
@@ -35,55 +35,55 @@ LOST_WORKER = f"a worker was lost while the job waited for its answer ({{}}). {_
 NO_WORKERS = f"the cluster has lost all its workers and no other has joined. {_CONTINUE}"
 
 _TOKEN = new_token()
-"""The same token for all schedulers of this process: their clients make the link from the settings of the process."""
+"""The token of all schedulers of this process, whose clients make the link from the settings of the process."""
 
 SETTINGS: Mapping[str, Any] = {
     "distributed.scheduler.work-stealing": False,  # a chunk stays on the worker that read it
     "distributed.scheduler.worker-saturation": 1.1,
-    # When a node loses power or its network, its chunks wait this long before other workers redo them. A healthy worker
-    # sends a heartbeat every few seconds, and neither a slow file system nor the GIL delays one by two minutes. (Dask's
-    # default is five.)
+    # When a node loses power or its network, its chunks wait this long before other workers run them again. A healthy
+    # worker sends a heartbeat every few seconds, and neither a slow file system nor the GIL delays one by two minutes.
+    # (Dask's default is five.)
     "distributed.scheduler.worker-ttl": "120s",
-    # A chunk lost with its worker comes back to the job, which tries it again, and alone if that loses a worker too.
+    # A chunk that is lost with its worker comes back to the job. The job tries it again, and alone after a second loss.
     "distributed.scheduler.allowed-failures": 0,
-    # A worker on this machine that is killed again and again, or starts slowly, is still replaced. (Dask gives it up if
-    # it is not there 15 s after it was lost, even where it has been lost again since.)
+    # A worker on this machine is replaced even if it is killed again and again, or starts slowly. (Dask gives it up if
+    # it is not there 15 s after it was lost, even if it has been lost again since.)
     "distributed.deploy.lost-worker-timeout": "1 day",
-    _NO_WORKERS_TIMEOUT: "60s",  # after that, a job without workers ends with a message
-    "distributed.worker.memory.target": False,  # chunks in flight are few and bounded: never spill one
+    _NO_WORKERS_TIMEOUT: "60s",  # a job that has no workers for this long ends with a message
+    "distributed.worker.memory.target": False,  # chunks in flight are few and bounded, so do not spill them
     "distributed.worker.memory.spill": False,
-    # A hundred times a second it would walk the stacks of all threads in the worker's event loop, holding the GIL.
+    # The profiler would walk the stacks of all threads in the worker's event loop 100 times a second, and hold the GIL.
     "distributed.worker.profile.enabled": False,
     "distributed.worker.memory.pause": 0.85,
     "distributed.worker.memory.terminate": 0.95,
     **{f"{_ENVIRON}{name}": value for name, value in OF_WORKERS.items()},
     "distributed.admin.log-format": "%(asctime)s %(name)s: %(message)s",
-    "distributed.worker.http.routes": [],  # a worker's HTTP server has no login, and nobody reads it
+    "distributed.worker.http.routes": [],  # a worker's HTTP server has no login, and nobody uses it
 }
 """Settings by their names in Dask's configuration; those in `pre-spawn-environ` are workers' variables."""
 
 DASHBOARD_ADDRESS = "127.0.0.1:0"
 """The dashboard's address: loopback only, at any free port."""
 
-_OUR_LINK = "http://127.0.0.1:{port}/status"  # where it listens, or where a tunnel to it ends
+_OUR_LINK = "http://127.0.0.1:{port}/status"  # the place where it listens, or where a tunnel to it ends
 
 THREADS_PER_WORKER = 16
-"""Tasks of a worker at a time: so many groups of files are read side by side, on a GPU's worker each by a process of
-its own. Parsing, classifying and writing have threads of their own.
+"""The number of tasks that a worker runs at a time: it reads this many ranges side by side. On a GPU's worker, a
+process reads each range. Parsing, classifying and writing have threads of their own.
 """
 
 WORKERS_ON_A_GPU = 2
-"""Workers that share a GPU at most. Python runs one thread of a process at a time, so two label more than one where the
-model is fast; a third one would find little left to do.
+"""The largest number of workers that share a GPU. Python runs one thread of a process at a time, so with a fast model
+two workers label more than one. A third worker would find little left to do.
 """
 
-NO_DASHBOARD = ("--no-dashboard", "--dashboard-address", DASHBOARD_ADDRESS)  # their HTTP server starts even so
+NO_DASHBOARD = ("--no-dashboard", "--dashboard-address", DASHBOARD_ADDRESS)  # the HTTP server starts in any case
 WORKER_OPTIONS = ("--nthreads", str(THREADS_PER_WORKER), "--death-timeout", "120", *NO_DASHBOARD)
-"""Options of `dask worker` and `dask cuda worker`, which wait two minutes for a scheduler that starts with them."""
+"""The options of `dask worker` and `dask cuda worker`, which wait two minutes for a scheduler that starts with them."""
 
 
 def settings() -> dict[str, Any]:
-    """`SETTINGS`, except where the user has set a value: by `dask.config.set`, a `DASK_` variable or a YAML file."""
+    """Return `SETTINGS` with the user's own values, from `dask.config.set`, a `DASK_` variable or a YAML file."""
     defaults, theirs = dask.config.merge(*dask.config.defaults), dask.config.collect()
     chosen = {}
     for key, ours in SETTINGS.items():
@@ -93,13 +93,13 @@ def settings() -> dict[str, Any]:
 
 
 def worker_preloads() -> list[str]:
-    """The modules or files that Dask's workers are set to run as they start. Dask also takes one name by itself."""
+    """Return the modules or files that Dask's workers run as they start. Dask also accepts a single name."""
     preloads = dask.config.get("distributed.worker.preload")
     return [preloads] if isinstance(preloads, str) else list(preloads)
 
 
 def dashboard_settings(token: str) -> dict[str, str]:
-    """The settings of a scheduler whose dashboard opens only by a link with this token: the token, and the link."""
+    """Return the token and the link for a scheduler whose dashboard opens only by a link with this token."""
     link, default = dask.config.get(LINK), dask.config.get(LINK, config=dask.config.merge(*dask.config.defaults))
     page = _OUR_LINK if link == default else link
     if f"/{token}/" not in page:
@@ -108,9 +108,9 @@ def dashboard_settings(token: str) -> dict[str, str]:
 
 
 def environment(more: Mapping[str, Any] | None = None) -> dict[str, str]:
-    """`settings()`, and `more` settings, as environment variables, for processes that Dask does not pass them to.
+    """Return `settings()` and `more` settings as environment variables, for processes to which Dask does not pass them.
 
-    As with Dask's nannies, this process's own variables win over those in `pre-spawn-environ`.
+    As with Dask's nannies, this process's own variables take precedence over those in `pre-spawn-environ`.
     """
     result: dict[str, str] = {}
     for key, value in settings().items():
@@ -123,20 +123,20 @@ def environment(more: Mapping[str, Any] | None = None) -> dict[str, str]:
 
 
 def variables(settings: Mapping[str, Any]) -> dict[str, str]:
-    """Settings as the environment variables in which Dask finds them."""
+    """Return settings as the environment variables in which Dask finds them."""
     return {f"DASK_{key.replace('.', '__').replace('-', '_').upper()}": str(v) for key, v in settings.items()}
 
 
 def export(more: Mapping[str, Any] | None = None) -> list[str]:
-    """`environment(more)` as lines of shell."""
+    """Return `environment(more)` as lines of shell."""
     return [f"export {name}={shlex.quote(value)}" for name, value in environment(more).items()]
 
 
 class Shared:
-    """Changes to this process that several jobs may need at once: the last to need them undoes them all.
+    """Changes to this process that several jobs may need at once. The last job that needs them undoes them all.
 
-    (`dask.config.set` restores the values from before it. Of two jobs that overlap, the one that began later would
-    restore, and so leave behind, what the other has set.)
+    (`dask.config.set` restores the earlier values. If two jobs overlap, the one that began later would restore, and so
+    leave behind, the values that the other has set.)
     """
 
     def __init__(self) -> None:
@@ -144,7 +144,7 @@ class Shared:
 
     @contextmanager
     def during(self, *changes: Callable[[], AbstractContextManager[Any]]) -> Iterator[None]:
-        """Make changes, each a function that returns the context to enter, while the block runs."""
+        """Make changes while the block runs. Each change is a function that returns the context to enter."""
         with self._lock:
             self._users += 1
         try:
@@ -163,45 +163,46 @@ _CONFIGURATION, _LOGS = Shared(), Shared()
 
 
 def with_settings(changed: Mapping[str, Any]) -> AbstractContextManager[None]:
-    """Change Dask's settings in this process; see Shared."""
+    """Change Dask's settings in this process. See `Shared`."""
     return _CONFIGURATION.during(lambda: dask.config.set(changed))
 
 
 def configured() -> AbstractContextManager[None]:
-    """Apply the settings for a scheduler that starts in this process, with a dashboard that only its link opens."""
-    from . import guard  # noqa: F401  # which must be done before the scheduler starts
+    """Apply the settings for a scheduler that starts in this process, with a dashboard that opens only by its link."""
+    from . import guard  # noqa: F401  # it must be imported before the scheduler starts
 
-    os.environ.setdefault("UCX_WARN_UNUSED_ENV_VARS", "n")  # before UCX is loaded here
+    os.environ.setdefault("UCX_WARN_UNUSED_ENV_VARS", "n")  # set it before UCX is loaded here
     return with_settings(settings() | dashboard_settings(_TOKEN))
 
 
 @contextmanager
 def forked() -> Iterator[None]:
-    """In the block, let Dask's workers be forks of the process of `FORKS`, where that has the environment in which they
-    are to begin, and the user has not chosen how they start.
+    """In the block, let Dask's workers be forks of the process of `FORKS`.
+
+    This applies if that process has the environment in which they are to start, and the user has not chosen a method.
     """
     wanted = {name: os.environ.get(name, str(value)) for name, value in dask.config.get(_ENVIRON[:-1]).items()}
     if wanted != FORKS.variables or dask.config.get(_METHOD) != "spawn":
         yield
         return
     with with_settings({_METHOD: "forkserver"}):
-        with hidden("pandas"):  # Dask imports, once, all that it can use
+        with hidden("pandas"):  # Dask imports every package that it can use, once
             get_mp_context()
         yield
 
 
 def default_scheduler() -> AbstractContextManager[None]:
-    """Let Dask compute on the cluster of a client that opens in this block: of two, the last leaves nothing set."""
+    """Let Dask compute on the cluster of a client that opens in this block. The last of several blocks resets this."""
     return with_settings({"scheduler": "dask.distributed"})
 
 
 def silenced() -> AbstractContextManager[None]:
-    """Silence Dask's log of a cluster of this process: a job itself reports what its user should know."""
+    """Silence Dask's log of a cluster in this process: the job reports what its user should know."""
     return _LOGS.during(*(partial(silence_logging_cmgr, logging.CRITICAL, name) for name in ("distributed", "bokeh")))
 
 
 def await_workers(client: Client, count: int, otherwise: str) -> None:
-    """Wait for so many workers. Raises BroadsheetError with the message `otherwise` where they do not come in time."""
+    """Wait for a number of workers. Raises BroadsheetError with the message `otherwise` if they do not join in time."""
     try:
         client.wait_for_workers(count, timeout=no_workers_seconds())
     except TimeoutError as error:
@@ -209,5 +210,5 @@ def await_workers(client: Client, count: int, otherwise: str) -> None:
 
 
 def no_workers_seconds() -> float:
-    """The time after which a job without workers ends; a minute where the user has set "never" (null)."""
+    """Return the time after which a job without workers ends. If the user has set "never" (null), it is a minute."""
     return float(parse_timedelta(settings()[_NO_WORKERS_TIMEOUT] or SETTINGS[_NO_WORKERS_TIMEOUT]))

@@ -1,4 +1,4 @@
-"""Certificates of one job: only processes that hold them can join its Dask cluster."""
+"""The certificates of one job. Only processes that hold them can join its Dask cluster."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from .private import make_private
 
 _KEY, _CERTIFICATE = "key.pem", "certificate.pem"
 _BEFORE, _AFTER = timedelta(days=1), timedelta(days=365)
-"""How long before and after it is made a certificate is valid: clocks are set back, and differ between hosts."""
+"""A certificate is valid for this long before and after it is made: clocks are set back, and differ between hosts."""
 
 
 def make_certificates(folder: Path) -> Security:
-    """Write a new key and its certificate to `folder` (mode 0700). Raises UsageError where it cannot be written."""
+    """Write a new key and its certificate to `folder` (mode 0700). Raises UsageError if they cannot be written."""
     make_private(folder)
     try:
         for name, text in zip((_KEY, _CERTIFICATE), _key_and_certificate(), strict=True):
@@ -29,7 +29,10 @@ def make_certificates(folder: Path) -> Security:
 
 
 def _key_and_certificate() -> tuple[bytes, bytes]:
-    """A key of an elliptic curve and its certificate, as PEM: made in a millisecond. (Dask's RSA takes 50 to 500.)"""
+    """Return an elliptic-curve key and its certificate, as PEM.
+
+    This takes a millisecond. (Dask's RSA takes 50 to 500.)
+    """
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes
     from cryptography.hazmat.primitives.asymmetric import ec
@@ -46,7 +49,7 @@ def _key_and_certificate() -> tuple[bytes, bytes]:
         .serial_number(x509.random_serial_number())
         .not_valid_before(now - _BEFORE)
         .not_valid_after(now + _AFTER)
-        # What OpenSSL's strict mode, Python 3.13's default, wants of a certificate that vouches for itself.
+        # OpenSSL's strict mode, the default of Python 3.13, requires this of a self-signed certificate.
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
         .sign(key, hashes.SHA256())
@@ -56,9 +59,9 @@ def _key_and_certificate() -> tuple[bytes, bytes]:
 
 
 def load_certificates(folder: Path) -> Security:
-    """Load what `make_certificates` wrote. The certificate is self-signed: only holders of its key are trusted.
+    """Load the files of `make_certificates`. The certificate is self-signed: only holders of its key are trusted.
 
-    Raises UsageError where the key cannot be read.
+    Raises UsageError if the key cannot be read.
     """
     key, certificate = str(folder / _KEY), str(folder / _CERTIFICATE)
     if not os.access(key, os.R_OK):
@@ -69,7 +72,7 @@ def load_certificates(folder: Path) -> Security:
 
 
 def tls_settings(folder: Path) -> dict[str, str | bool]:
-    """Dask's settings for the certificates in `folder`."""
+    """Return Dask's settings for the certificates in `folder`."""
     files = {"ca-file": folder / _CERTIFICATE}
     for role in ("client", "scheduler", "worker"):
         files |= {f"{role}.key": folder / _KEY, f"{role}.cert": folder / _CERTIFICATE}

@@ -1,8 +1,8 @@
-"""Scripts without the guard `if __name__ == "__main__":`, which each worker process runs again from the top.
+"""Handles scripts without the guard `if __name__ == "__main__":`, which each worker process runs again from the top.
 
-A process that Python starts afresh imports the script that started it. Without the guard it would come to the same
-call, and start workers itself. It ends there silently, and leaves a mark, a file: where the script's own process finds
-it, it ends with a message of one line.
+A process that Python starts afresh imports the script that started it. Without the guard it would reach the same call,
+and start workers itself. So it ends silently at the call, and leaves a file as a mark. If the script's own process
+finds the mark, it ends with a message of one line.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from pathlib import Path
 from ..pipeline.errors import UsageError
 
 _MARK = "BROADSHEET_UNGUARDED"
-"""The environment variable with the path of the mark, in processes that are started while workers start."""
+"""The environment variable with the path of the mark, for processes that start while workers start."""
 
 
 class UnguardedScript(UsageError, SystemExit):
-    """A script without the guard. Uncaught, it ends the script with its message only, as `sys.exit(message)` does."""
+    """The error of a script without the guard. Uncaught, it ends the script with only its message, like `sys.exit`."""
 
     def __init__(self) -> None:
         message = (
@@ -33,16 +33,16 @@ class UnguardedScript(UsageError, SystemExit):
 
 
 def end_in_a_worker() -> None:
-    """End this process where it is a worker's that is only importing the script."""
-    if getattr(multiprocessing.current_process(), "_inheriting", False):  # as multiprocessing itself finds out
+    """End this process if it belongs to a worker and is only importing the script."""
+    if getattr(multiprocessing.current_process(), "_inheriting", False):  # multiprocessing uses the same check
         if _MARK in os.environ:
             Path(os.environ[_MARK]).touch()
-        os._exit(UnguardedScript.exit_code)  # sys.exit could be caught by the script, which would go on
+        os._exit(UnguardedScript.exit_code)  # the script could catch sys.exit and continue
 
 
 @contextmanager
 def noticed(folder: Path) -> Iterator[None]:
-    """Raise UnguardedScript in place of any other error, where a worker that started in the block left the mark."""
+    """Raise UnguardedScript instead of any other error if a worker that started in the block left the mark."""
     mark = folder / "unguarded"
     os.environ[_MARK] = str(mark)
     try:

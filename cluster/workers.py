@@ -1,7 +1,7 @@
-"""Calls to all workers of a cluster, any of which may be lost at any moment.
+"""Calls all workers of a cluster, any of which may be lost at any moment.
 
-Dask reports a worker that is lost during such a call by the same kind of error, an OSError, as a scheduler that is
-lost. These functions tell the two apart, and go on without the worker.
+If a worker is lost during such a call, Dask raises the same kind of error, an OSError, as for a lost scheduler. These
+functions tell the two apart, and continue without the worker.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from ..pipeline.errors import BroadsheetError
 from .settings import no_workers_seconds
 
 _ANSWER_SECONDS = 10.0
-"""A scheduler that does not answer for so long counts as lost."""
+"""A scheduler that does not answer within this time counts as lost."""
 
 _PAUSE_SECONDS = 0.2
 
 
 def scheduler_answers(client: Client) -> bool:
-    """Whether the scheduler of a client still answers: if so, an OSError came from a worker."""
+    """Return whether the scheduler of a client still answers. If it does, an OSError came from a worker."""
     if client.status != "running":
         return False
     try:
@@ -31,14 +31,14 @@ def scheduler_answers(client: Client) -> bool:
 
 
 def _answer() -> None:
-    """Runs on the scheduler."""
+    """Do nothing. This runs on the scheduler."""
 
 
 def register(client: Client, plugin: WorkerPlugin) -> None:
-    """Register a plugin on all workers, those that join later too.
+    """Register a plugin on all workers, also on those that join later.
 
-    The scheduler notes the plugin for workers that join, and sends it to those that are there. If one of these is lost
-    meanwhile, the plugin is sent again: whether the others got it is not known.
+    The scheduler notes the plugin for workers that join, and sends it to the present ones. If one of these is lost
+    meanwhile, the plugin is sent again, since it is unknown whether the others received it.
 
     Raises
     ------
@@ -64,5 +64,5 @@ def register(client: Client, plugin: WorkerPlugin) -> None:
 
 
 def memory_limits(dask_scheduler: Scheduler) -> list[int]:
-    """The memory limit of each worker, in bytes, without those that have none; runs on the scheduler."""
+    """Return the memory limit in bytes of each worker that has one. This runs on the scheduler."""
     return [worker.memory_limit for worker in dask_scheduler.workers.values() if worker.memory_limit]

@@ -1,13 +1,13 @@
-"""What `broadsheet` offers: each public name, and the module that it comes from."""
+"""The public names of `broadsheet`, and the module of each."""
 
 from __future__ import annotations
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from . import options as _options  # noqa: F401 - with it errors.py knows which flags are keywords
+from . import options as _options  # noqa: F401 - importing it tells errors.py which flags are keywords
 
-if TYPE_CHECKING:  # what `_NAMES` says, as type checkers and editors read it
+if TYPE_CHECKING:  # the names of `_NAMES`, for type checkers and editors
     from .api import classify as classify, close as close, label as label  # noqa: I001 - a module, a line
     from .classifier import Classifier as Classifier, Prediction as Prediction, load as load
     from .client import AsyncClient as AsyncClient, Client as Client, ServerError as ServerError
@@ -71,7 +71,7 @@ __all__ = ["__version__", *_MODULES]
 
 
 def public(name: str) -> Any:
-    """Import what a public name stands for when it is first asked for: whoever imports a part imports only that."""
+    """Import a public name when it is first used, so that importing one part does not import the others."""
     if name == "__version__":
         return import_module("importlib.metadata").version("broadsheet")
     if name not in _MODULES:
@@ -80,6 +80,6 @@ def public(name: str) -> Any:
 
 
 def __getattr__(name: str) -> Any:
-    if name == "train":  # here it is the room, as it is once that is imported
+    if name == "train":  # `pipeline.train` is the package, also after its import
         return import_module(f"{__name__}.{name}")
     return public(name)

@@ -1,4 +1,4 @@
-"""The public calls: from a source to labels, in one job; and from a frame to the same frame with its labels."""
+"""The public calls: `classify` turns a source into labels in one job, and `label` adds labels to a frame."""
 
 from __future__ import annotations
 
@@ -47,32 +47,32 @@ def classify(
     Parameters
     ----------
     source : str, pathlib.Path, Paths, iterable of str or dict, NumPy, pandas, Polars, Arrow, DuckDB or Dask object
-        A path, folder, glob or fsspec URL as a string, or several as `Paths`; or whatever holds text: a list, array or
-        iterator of strings, or of dicts by column; a DataFrame, Series or table of pandas, Polars or Arrow; a Hugging
-        Face dataset; a DuckDB relation, a ``RecordBatchReader`` or anything else with Arrow's PyCapsule interface; a
-        Dask DataFrame. Iterators and readers are streamed; a job over one cannot be resumed.
+        A path, folder, glob or fsspec URL as a string, or several as `Paths`; or an object that holds text: a list,
+        array or iterator of strings, or of dicts by column; a DataFrame, Series or table of pandas, Polars or Arrow; a
+        Hugging Face dataset; a DuckDB relation, a ``RecordBatchReader`` or any other object with Arrow's PyCapsule
+        interface; a Dask DataFrame. Iterators and readers are streamed; a job over one cannot be resumed.
     output : str or path, optional
-        A folder for Parquet parts, or the URL of one in an object store, ``s3://bucket/labels``. Or one file, if it
-        ends in .parquet, .jsonl or .csv, which all rows must fit into memory for: it is made when the job is done.
-        Without one, the report has every row of the input in memory.
+        A folder for Parquet parts, or the URL of one in an object store, ``s3://bucket/labels``. Or a name that ends in
+        .parquet, .jsonl or .csv: then the job writes one file at its end, and all rows must fit into memory. Without an
+        output, the report holds every row of the input in memory.
     model : str, path or Model, or several
-        A shipped model's name, a model file, or a loaded `Model`. Several of these, in a list, label the texts in one
+        The name of a shipped model, a model file, or a loaded `Model`. Several models in a list label the texts in one
         pass; the columns of each then begin with its name, for example ``ag-news_label``.
     client : distributed.Client or callable, optional
-        A Dask client, or a function that returns a context manager for one, which is entered once the job is planned.
+        A Dask client, or a function that returns a context manager for one, which is entered after the job is planned.
         By default the job runs on a worker within this process, which keeps the model for the next call until
         `close`.
     progress : Progress, optional
-        Notified of chunks as they finish.
+        An object that is notified of chunks as they finish.
     stop : callable, optional
-        Called before each chunk is submitted; once it returns True, the job finishes the chunks in flight and ends.
+        Called before each chunk is submitted. When it returns True, the job finishes the chunks in flight and ends.
     **options
-        Each as `broadsheet.pipeline.options.OptionKeywords` has it.
+        The options in `broadsheet.pipeline.options.OptionKeywords`.
 
     Returns
     -------
     JobReport
-        Counts, labels, timings, and the rows themselves (`to_pandas`, `to_arrow`, `join`).
+        The counts, labels, timings, and the rows themselves (`to_pandas`, `to_arrow`, `join`).
 
     Raises
     ------
@@ -81,8 +81,8 @@ def classify(
     SourceError
         For bad input, with ``strict=True``.
     OutputError
-        For a folder that cannot be written. Like the others it is a BroadsheetError; chunks committed by then are kept,
-        for ``resume=True``.
+        For a folder that cannot be written. Like the others it is a BroadsheetError; committed chunks stay, for
+        ``resume=True``.
 
     Examples
     --------
@@ -111,14 +111,14 @@ def classify(
     if settings.precision == "int8":
         for own in loaded.every:
             if own.has_network:
-                scales_of(own)  # each worker needs them: without them none is started
+                scales_of(own)  # each worker needs them, so fail before one is started
     on = client or _embedded(settings.workers)
     request = Request(source, folder, loaded, on, settings, progress or Progress(), stop or _never)
     result = run_job(request)
     if one_file and folder and folder.store.has(SUCCESS):
         result = result.in_file(one_file)
     remark = doubt(result.job, result.tally)
-    if progress is None and remark:  # a progress of its own shows the report at the end
+    if progress is None and remark:  # a progress that the caller gave shows the report at the end
         request.progress.warn(remark)
     return result
 
@@ -135,43 +135,43 @@ def label(
 ) -> Frame:
     """Label every row of a frame, and return the frame with the labels as columns.
 
-    This is `classify` and then `JobReport.join`; call these two where you also want the report, with the accuracy and
-    the timings. A frame that does not fit in memory is labelled as a Dask DataFrame, here when you compute it, or by
-    `classify`, which makes a job of it.
+    This is `classify` and then `JobReport.join`. Call these two if you also want the report, with the accuracy and the
+    timings. If a frame does not fit in memory, use a Dask DataFrame: here it is labelled when you compute it, and
+    `classify` makes a job of it.
 
     Parameters
     ----------
     frame : pandas.DataFrame, polars.DataFrame, pyarrow.Table, cudf.DataFrame, dataset, or Dask DataFrame or Bag
-        The rows. It is not changed. Of a Dask collection nothing is computed yet: its partitions are labelled where
-        and when Dask computes them, in each process by one engine that stays loaded. The graph holds the model's name
-        and digest: give the path of a file that each worker can read. A `Model` is sent to the workers of the current
-        `distributed.Client`. A `datasets.Dataset` is labelled at once by its method ``map``, an ``IterableDataset`` as
-        it is read.
+        The rows. The frame is not changed. Nothing of a Dask collection is computed yet: its partitions are labelled
+        where and when Dask computes them, in each process by one engine that stays loaded. The graph holds the model's
+        name and digest: give the path of a file that each worker can read. A `Model` is sent to the workers of the
+        current `distributed.Client`. The method ``map`` of a `datasets.Dataset` labels it at once; an
+        ``IterableDataset`` is labelled as it is read.
     suffix : str, optional
-        Appended to the name of an added column where the frame has a column of that name.
+        Appended to the name of an added column if the frame has a column of that name.
     model, client, progress
-        As `classify` takes them. `client`, `progress`, `workers` and `allow_mixed` are not for Dask collections, which
-        Dask computes, and datasets; nor is `label_column` for datasets.
+        As in `classify`. `client`, `progress`, `workers` and `allow_mixed` are not for Dask collections, which Dask
+        computes, and datasets; nor is `label_column` for datasets.
     **options
-        Each as `classify` takes it.
+        The options of `classify`.
 
     Returns
     -------
     pandas.DataFrame, polars.DataFrame, pyarrow.Table, dask.dataframe.DataFrame, dask.bag.Bag or dataset
-        Of a Bag of strings, a Bag of dicts, with the string as ``text``. Else of the type of `frame`: its rows in their
-        order, with their index and all columns, and after these
+        For a Bag of strings, a Bag of dicts, with the string as ``text``. Otherwise an object of the type of `frame`:
+        its rows in their order, with their index and all columns, followed by these columns:
 
         - ``label``, ``score``: the class, and its probability;
-        - ``truth``, ``score_<class>``, ``top_labels`` and ``top_scores``, where they are asked for;
+        - ``truth``, ``score_<class>``, ``top_labels`` and ``top_scores``, if they are asked for;
         - ``n_chars``, ``truncated``, ``unknown_chars``: characters of the text, whether it is longer than the model
           reads, and how many characters are outside its alphabet;
-        - ``reason``: why a row has no label, for example since its text is null. The others are null then.
+        - ``reason``: why a row has no label, for example because its text is null. The other columns are null then.
 
     Raises
     ------
     UsageError
-        For a column, model or option that does not fit, and where the frame has a column of the same name as one that
-        is added (and no `suffix` is given).
+        For a column, model or option that does not fit, and if the frame has a column with the name of an added one
+        (and no `suffix` is given).
     SourceError
         For a bad row, with ``strict=True``.
 
@@ -204,11 +204,12 @@ def label(
 
 
 def close() -> None:
-    """Release what `classify` keeps in this process: a worker, and on it the model, with the memory of its GPU. The
-    engines that labels of Dask collections and DuckDB queries keep here are released too.
+    """Release what `classify` keeps in this process: a worker, and on it the model, with the memory of its GPU.
 
-    A later call starts another, in half a second. At the end of the process it is released by itself; so is one whose
-    job has failed or was interrupted. While a job of another thread runs, it is released at the end of that job.
+    The engines that label Dask collections and DuckDB queries in this process are released too.
+
+    A later call starts another worker, in half a second. The worker is also released at the end of the process, and
+    after a job that failed or was interrupted. While another thread runs a job, it is released at the end of that job.
 
     Examples
     --------
@@ -228,11 +229,11 @@ def _never() -> bool:
 
 
 def _embedded(workers: int | None) -> Callable[[], AbstractContextManager[Client]]:
-    """A cluster of this machine's cores: `workers` processes, or one worker within this process, which is kept."""
+    """Return a cluster of this machine's cores: `workers` processes, or one worker in this process, which is kept."""
     if workers is not None:
         from ..cluster.unguarded import end_in_a_worker
 
-        end_in_a_worker()  # before the input is searched and planned
+        end_in_a_worker()  # before the job looks for the input and plans
 
     def start() -> AbstractContextManager[Client]:
         from ..cluster import connect

@@ -1,4 +1,4 @@
-"""A classifier that one can hold: a model that stays loaded, and labels texts as they come."""
+"""A classifier that keeps a model loaded and labels texts as they come."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _ONE_TEXT = Texts.of([b"x"])
 
 
 class Prediction(NamedTuple):
-    """What a classifier says of one text.
+    """The label that a classifier gives to one text.
 
     Attributes
     ----------
@@ -51,12 +51,12 @@ class Prediction(NamedTuple):
 
 
 class LabelSet(NamedTuple):
-    """What a model that gives several labels says of one text.
+    """The labels that a model with several labels gives to one text.
 
     Attributes
     ----------
     labels : tuple of str
-        The classes whose score reaches their threshold, the best first; maybe none.
+        The classes whose score reaches their threshold, with the best first. There may be none.
     scores : tuple of float
         Their probabilities.
 
@@ -71,31 +71,32 @@ class LabelSet(NamedTuple):
 
 
 class Classifier:
-    """A loaded model, which labels texts until it is closed. `load` makes one.
+    """A loaded model, which labels texts until it is closed. Create it with `load`.
 
-    Any number of threads may use it at a time; their texts are computed one call after another. A score has the same
-    bits as in a job on the same device, whatever else is in the list. A context manager, which closes it.
+    Any number of threads may use it at the same time; their texts are computed one call after another. A score has the
+    same bits as in a job on the same device, whatever else is in the list. The classifier is a context manager, which
+    closes it.
 
-    Texts may be on a GPU already: an array or batch with Arrow's C device interface (of a batch, the column "text"), a
-    cudf Series, or `broadsheet.pipeline.engine.base.Texts` of CuPy arrays. They are labelled there, and only their
+    Texts may already be on a GPU: as an array or batch with Arrow's C device interface (the column "text" of a batch),
+    a cudf Series, or `broadsheet.pipeline.engine.base.Texts` of CuPy arrays. They are labelled there, and only their
     offsets and nulls are copied to the host. Bytes that are not UTF-8 count as unknown characters.
 
-    Pickled, it is the model's name or path and the options that `load` was given: whoever unpickles it loads that model
-    again, and has an error where it is gone or another.
+    A pickled classifier is the model's name or path and the options that `load` was given. Whoever unpickles it loads
+    that model again, and gets an error if the model is gone or is a different one.
 
     Parameters
     ----------
     engine : Engine
-        What computes, with its model; `load` opens it.
+        The engine, with its model; `load` opens it.
     given : tuple
-        Model, device, precision, kernels and network, by which `load` makes it once more.
+        The model, device, precision, kernels and network, with which `load` can load it again.
 
     Attributes
     ----------
     classes : tuple of str
         The names of the classes, in the order of the columns of `predict_proba`.
     backend : Backend
-        What decides the bits of a score: device, kernels, architecture and precision.
+        The device, kernels, architecture and precision, which decide the bits of a score.
 
     Examples
     --------
@@ -122,22 +123,22 @@ class Classifier:
     def __call__(self, text: Iterable[str]) -> list[Prediction]: ...
 
     def __call__(self, text: str | Iterable[str]) -> Prediction | list[Prediction]:
-        """Label one text, or each of several.
+        """Label one text or several texts.
 
         Parameters
         ----------
         text : str or iterable of str
-            The text, or texts.
+            The text or texts.
 
         Returns
         -------
         Prediction or list of Prediction
-            The most probable class and its probability; of an iterable a list, in order.
+            The most probable class and its probability; for an iterable, a list in the same order.
 
         Raises
         ------
         SourceError, UsageError
-            As `predict`.
+            As in `predict`.
 
         """
         self._refuse_several()
@@ -166,7 +167,7 @@ class Classifier:
         ------
         SourceError
             For a text that a job would quarantine: a null, one that is not valid Unicode or longer than 16 MiB, or one
-            on which the model overflows. The message names its position, from 0; no text of the list has a label then.
+            on which the model overflows. The message names its position, from 0. No text of the list gets a label then.
         UsageError
             For something that is not an iterable of strings, or after `close`.
 
@@ -175,24 +176,24 @@ class Classifier:
         return [self.classes[label] for piece in self._predict(texts) for label in piece.labels[:, 0].tolist()]
 
     def label_sets(self, texts: Iterable[str]) -> list[LabelSet]:
-        """Give texts their labels, by a model that gives several.
+        """Label texts with a model that gives several labels.
 
         Parameters
         ----------
         texts : iterable of str
-            As for `predict`.
+            As in `predict`.
 
         Returns
         -------
         list of LabelSet
-            Labels and scores of each text, in order.
+            The labels and scores of each text, in order.
 
         Raises
         ------
         UsageError
-            For a model that gives one label; and as `predict`.
+            For a model that gives one label, and as in `predict`.
         SourceError
-            As `predict`.
+            As in `predict`.
 
         """
         thresholds = self._engine.model.thresholds
@@ -215,17 +216,17 @@ class Classifier:
         Parameters
         ----------
         texts : iterable of str
-            As for `predict`.
+            As in `predict`.
 
         Returns
         -------
         float32 [N, classes]
-            A row for each text, with a column for each of `classes`.
+            One row for each text, with a column for each of `classes`.
 
         Raises
         ------
         SourceError, UsageError
-            As `predict`.
+            As in `predict`.
 
         """
         none = np.empty((0, len(self.classes)), np.float32)
@@ -233,7 +234,7 @@ class Classifier:
         return np.concatenate([none, *scores])
 
     def close(self) -> None:
-        """Release the threads and the memory of the model, once calls of other threads are done. May be repeated."""
+        """Release the threads and the memory of the model, after the calls of other threads. May be called again."""
         with self._submitting:
             self._close()
         if os.getpid() == self._process:
@@ -257,32 +258,32 @@ class Classifier:
         return [self._of_piece(first, piece, all_scores) for first, piece in self._texts(texts)]
 
     def _texts(self, texts: Any) -> Iterator[tuple[int, Texts]]:
-        """The texts in pieces, each with its first's number; those on a GPU stay there."""
+        """Yield the texts in pieces, each with the number of its first text. Texts on a GPU stay there."""
         given = texts if isinstance(texts, Texts) else self._on_gpu(texts)
         rows = CHUNK_ROWS[self.backend.device]
         if given is None:
             articles = _encoded(texts)
             sizes = np.array([*map(len, articles)], np.int64)
-            for first, last, _ in Cutting(rows, LIMITS.chunk_bytes).cut(sizes):  # as the chunks of a job
+            for first, last, _ in Cutting(rows, LIMITS.chunk_bytes).cut(sizes):  # as a job cuts chunks
                 yield first, Texts.of(articles[first:last])
             return
         if not isinstance(given.data, np.ndarray) and self.backend.device == "cpu":
             raise UsageError(
                 "the texts are on a GPU, and the classifier computes on the CPU: load it with device='cuda'"
             )
-        offsets = given.offsets if isinstance(given.offsets, np.ndarray) else given.offsets.get()  # CuPy's
+        offsets = given.offsets if isinstance(given.offsets, np.ndarray) else given.offsets.get()  # CuPy has `get`
         for first in range(0, len(given), rows):
             yield first, replace(given, offsets=offsets[first : first + rows + 1].astype(np.int64))
 
     def _on_gpu(self, texts: Any) -> Texts | None:
-        """Texts that are on a GPU. Raises SourceError for a null among them."""
+        """Return texts that are on a GPU. Raises SourceError for a null among them."""
         on_gpu = texts_on_gpu(texts)
         if on_gpu is not None and on_gpu.null.any():
             raise SourceError(f"text {int(np.argmax(on_gpu.null))}: the text is null")
         return None if on_gpu is None else on_gpu.texts
 
     def _of_piece(self, first: int, texts: Texts, all_scores: bool) -> Predictions:
-        """The predictions of texts, the first of which is number `first`. Raises SourceError for an overflow."""
+        """Return the predictions of texts, the first of which is number `first`. Raises SourceError for an overflow."""
         with self._submitting:
             if not self._close.alive:
                 raise UsageError("this classifier is closed: load another with broadsheet.load()")
@@ -304,27 +305,27 @@ def load(
     kernels: str = "auto",
     network: str = "uncertain",
 ) -> Classifier:
-    """Load a model, to label texts as they come. For many texts or for files, use `classify`.
+    """Load a model to label texts as they come. For many texts or for files, use `classify`.
 
     Parameters
     ----------
     model : str, path or Model
         A shipped model's name, a model file, or a loaded `Model`.
     device : str
-        "auto" (a GPU where one works, else the CPU), "cpu" or "cuda".
+        "auto" (a GPU if one works, else the CPU), "cpu" or "cuda".
     precision : str
-        "auto", "fp32", "fp16", "bf16" or "int8". A CPU computes in fp32, or slower in int8. int8 needs a model with
-        activation scales (`quantise`).
+        "auto", "fp32", "fp16", "bf16" or "int8". A CPU computes in fp32, or, more slowly, in int8. int8 needs a model
+        with activation scales (`quantise`).
     kernels : str
         "auto", or a generation of CUDA kernels: "simt", "sm75", "sm80" or "sm90".
     network : str
-        Texts about which a model with n-grams asks its network: "uncertain", those on whose label its n-grams are not
-        sure, of a model that has a margin for that; "all"; or "none".
+        The texts for which a model with n-grams asks its network: "uncertain" (those whose label its n-grams are not
+        sure of, if the model has a margin for that), "all", or "none".
 
     Returns
     -------
     Classifier
-        Ready to compute: the kernels are loaded, and their memory is allocated.
+        A classifier that is ready: the kernels are loaded, and their memory is allocated.
 
     Raises
     ------
@@ -350,21 +351,21 @@ def load(
         engine.close()
         raise
     if not isinstance(model, Model) and os.path.exists(model):
-        model = os.path.abspath(model)  # another process may have another folder
+        model = os.path.abspath(model)  # another process may have a different working folder
     return Classifier(engine, (model, device, precision, kernels, network))
 
 
 def _load_again(
     digest: str, model: str | Path | Model, device: str, precision: str, kernels: str, network: str
 ) -> Classifier:
-    """What a pickled classifier becomes. Raises ModelError where the model is another one than it had.
+    """Load a pickled classifier. Raises ModelError if the model is a different one than when it was pickled.
 
     Parameters
     ----------
     digest : str
         The digest of its model.
     model, device, precision, kernels, network
-        What `load` was given.
+        The arguments of `load`.
 
     """
     classifier = load(model, device=device, precision=precision, kernels=kernels, network=network)
@@ -375,20 +376,20 @@ def _load_again(
 
 
 def _close(engine: Engine, thread: ThreadPoolExecutor, process: int) -> None:
-    """Close an engine after the calls that it has, but not in a process that was forked: its threads are not there."""
+    """Close an engine after its calls have ended. Do nothing in a forked process, which lacks the engine's threads."""
     if os.getpid() == process:
         try:
             thread.submit(engine.close)
-        except RuntimeError:  # Python ends, and has ended its threads
+        except RuntimeError:  # Python exits, and has ended its threads
             engine.close()
         thread.shutdown(wait=False)
 
 
 def _encoded(texts: Any) -> list[bytes]:
-    """Texts in UTF-8. Raises UsageError for what does not yield strings, SourceError for a text that is none."""
+    """Return texts in UTF-8. Raises UsageError if it is no iterable of strings, SourceError for a bad text."""
     if isinstance(texts, str | bytes | Mapping) or hasattr(texts, "columns") or not isinstance(texts, Iterable):
         raise UsageError(f"a {type(texts).__name__} is not a list of texts: give a list of strings, or one column")
-    texts = texts.to_pylist() if hasattr(texts, "to_pylist") else texts  # Arrow's, of any layout
+    texts = texts.to_pylist() if hasattr(texts, "to_pylist") else texts  # an Arrow array of any layout
     return [_utf8(number, text) for number, text in enumerate(texts)]
 
 

@@ -1,4 +1,4 @@
-"""Asking a server for labels: `broadsheet serve` has the other end."""
+"""Clients that ask a server for labels. The command `broadsheet serve` starts the server."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ _ARROW = "application/vnd.apache.arrow.stream"
 
 
 class ServerError(BroadsheetError):
-    """What a server answers in place of labels. Exit code 1.
+    """The error that a server answers instead of labels. Exit code 1.
 
     Parameters
     ----------
     message : str
-        What it says.
+        The server's message.
     status : int
-        The status of HTTP: 503 where the server is too busy to answer in time.
+        The HTTP status: 503 if the server is too busy to answer in time.
     retry_after : int or None
-        Seconds after which it is worth asking again.
+        The number of seconds after which it is worth asking again.
 
     Attributes
     ----------
     status, retry_after
-        As they were given.
+        As in the parameters.
 
     Examples
     --------
@@ -53,7 +53,7 @@ class ServerError(BroadsheetError):
 
 
 class _Connection:
-    """What both kinds of clients open."""
+    """The connection that both kinds of clients open."""
 
     _kind: Callable[..., Any]
 
@@ -70,18 +70,18 @@ class _Connection:
 
 
 class Client(_Connection):
-    """A connection to a server, for any number of threads; a context manager, which closes it.
+    """A connection to a server, for any number of threads. It is a context manager, which closes it.
 
     Parameters
     ----------
     url : str
-        Where the server listens.
+        The URL at which the server listens.
     token : str, optional
-        What it asks for, if it was started with a token file.
+        The server's token, if it was started with a token file.
     certificates : str, optional
-        A PEM file with the certificate of the server, or of who signed it. Default: those that the system trusts.
+        A PEM file with the certificate of the server, or of its signer. Default: those that the system trusts.
     timeout : float
-        Seconds to wait for an answer.
+        The seconds to wait for an answer.
 
     Examples
     --------
@@ -103,23 +103,24 @@ class Client(_Connection):
         texts : sequence of str
             The texts.
         model : str, optional
-            Which of the server's models. Default: its first.
+            The name of one of the server's models. Default: its first.
         top_k : int
-            Labels for each text; from 2 on a result has `top_labels` and `top_scores`.
+            The number of labels for each text. From 2 on, a result has `top_labels` and `top_scores`.
         scores : bool
-            The probability of every class too, as `score_CLASS`.
+            Whether to return the probability of every class too, as `score_CLASS`.
 
         Returns
         -------
         list of dict
-            For each text, in order, what `classify` writes: `label`, `score`, `n_chars`, `truncated`, `unknown_chars`.
+            One dict for each text, in order, as `classify` writes it: `label`, `score`, `n_chars`, `truncated`,
+            `unknown_chars`.
 
         Raises
         ------
         ServerError
-            If the server refuses, or is not there.
+            If the server refuses the request, or cannot be reached.
         UsageError
-            For a str in place of a list.
+            For a str instead of a list.
 
         """
         asked = _asked(texts, model, top_k, scores)
@@ -128,30 +129,30 @@ class Client(_Connection):
     def classify_arrow(
         self, texts: pa.Array | pa.ChunkedArray, model: str | None = None, top_k: int = 1, scores: bool = False
     ) -> pa.Table:
-        """Label a column of texts, without JSON on the way: for programs with many.
+        """Label a column of texts without JSON on the way, for programs with many texts.
 
         Parameters
         ----------
         texts : pyarrow.Array or pyarrow.ChunkedArray
             The texts, without nulls.
         model, top_k, scores
-            As for `classify`.
+            As in `classify`.
 
         Returns
         -------
         pyarrow.Table
-            A row for each text, in order, with the same columns.
+            One row for each text, in order, with the same columns as in `classify`.
 
         Raises
         ------
         ServerError
-            As `classify`.
+            As in `classify`.
 
         """
         return _table(self._ask("POST", "/v1/classify", **_stream(texts, model, top_k, scores)).content)
 
     def models(self) -> list[dict[str, Any]]:
-        """What the server says of its models: `name`, `classes`, how many characters each `reads`, and more."""
+        """Return what the server says about its models: `name`, `classes`, how many characters it `reads`, and more."""
         return list(self._ask("GET", "/v1/models").json()["models"])
 
     def close(self) -> None:
@@ -172,12 +173,12 @@ class Client(_Connection):
 
 
 class AsyncClient(_Connection):
-    """`Client` with methods to await; an asynchronous context manager.
+    """A `Client` whose methods are awaited. It is an asynchronous context manager.
 
     Parameters
     ----------
     url, token, certificates, timeout
-        As `Client` takes them.
+        As in `Client`.
 
     Examples
     --------
@@ -199,12 +200,12 @@ class AsyncClient(_Connection):
         Parameters
         ----------
         texts, model, top_k, scores
-            As `Client.classify` takes them.
+            As in `Client.classify`.
 
         Returns
         -------
         list of dict
-            As of `Client.classify`, which also says what is raised.
+            As in `Client.classify`, which also documents the errors.
 
         """
         asked = _asked(texts, model, top_k, scores)
@@ -218,19 +219,19 @@ class AsyncClient(_Connection):
         Parameters
         ----------
         texts, model, top_k, scores
-            As `Client.classify_arrow` takes them.
+            As in `Client.classify_arrow`.
 
         Returns
         -------
         pyarrow.Table
-            As of `Client.classify_arrow`, which also says what is raised.
+            As in `Client.classify_arrow`, which also documents the errors.
 
         """
         answer = await self._ask("POST", "/v1/classify", **_stream(texts, model, top_k, scores))
         return _table(answer.content)
 
     async def models(self) -> list[dict[str, Any]]:
-        """As `Client.models`."""
+        """Return the server's description of its models, as in `Client.models`."""
         return list((await self._ask("GET", "/v1/models")).json()["models"])
 
     async def close(self) -> None:

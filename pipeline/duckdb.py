@@ -26,32 +26,32 @@ def register(
     name: str = "broadsheet",
     **options: Unpack[EngineKeywords],
 ) -> None:
-    """Give a DuckDB connection two functions that label text.
+    """Register two functions that label text with a DuckDB connection.
 
-    ``broadsheet(text)`` is the label, a VARCHAR; null where the text is null or cannot be labelled. Of a model with
-    heads it is that of the first, and the other function has those of all.
-    ``broadsheet_row(text)`` is a STRUCT of ``label``, ``score``, ``n_chars``, ``truncated``, ``unknown_chars`` and
-    ``reason``, as `label` names them. Both are vectorised: they take the texts of a batch of DuckDB at once, without
-    copying them. One engine in this process computes them, whichever connection asks; `close` releases it.
+    ``broadsheet(text)`` returns the label, a VARCHAR, or null if the text is null or cannot be labelled. For a model
+    with heads it is the label of the first head; the other function has those of all heads. ``broadsheet_row(text)``
+    returns a STRUCT of ``label``, ``score``, ``n_chars``, ``truncated``, ``unknown_chars`` and ``reason``, with the
+    names of `label`. Both are vectorised: they take the texts of a DuckDB batch at once, without copying them. One
+    engine in this process computes them for all connections; `close` releases it.
 
     Parameters
     ----------
-    connection : duckdb.DuckDBPyConnection
+    The connection that gets the functions.
         Where the functions are to be known.
     model : str, Path or Model
-        A shipped model's name, a model file, or a loaded `Model`.
+        The name of a shipped model, a model file, or a loaded `Model`.
     name : str
-        Of the first function; the second has ``_row`` after it.
+        The name of the first function; the second has ``_row`` after it.
     **options
-        Each as `classify` takes it.
+        The options of `classify`.
 
     Raises
     ------
     ModelError
         For a model that does not exist or is damaged.
     UsageError
-        For a name that the connection has a function of already. If the device, the precision or the kernels are not
-        available, it is DuckDB's error of the query, with the message.
+        If the connection already has a function of that name. If the device, the precision or the kernels are not
+        available, the query fails with DuckDB's error, which has the message.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""The errors a user can meet, each with the exit code of the command; how messages are shown; earlier keywords."""
+"""The errors that a user can meet, with their exit codes; how messages are shown; and earlier names of keywords."""
 
 from __future__ import annotations
 
@@ -22,8 +22,9 @@ FLAGS = {
     **dict.fromkeys(("nsys", "protocol", "scheduler-file"), False),
     **dict.fromkeys(("top", "top-of", "recall", "count", "score", "by", "per"), False),
 }
-"""The flags that are keywords in Python, and whether each is a switch, without a value in the command and True in
-Python. Those of a job are added by the table of its options, which is loaded with the package.
+"""The flags that are keywords in Python, and whether each is a switch: without a value in the command, True in Python.
+
+The table of a job's options, which is loaded with the package, adds its own flags.
 """
 
 _VALUES = (
@@ -38,7 +39,7 @@ _CLUSTER = re.compile(rf"(?<![^\s(`'\"])--cluster (\w+){_ENDS}")
 
 
 def in_python(message: str) -> str:
-    """The message with Python's form of each flag in it; paths and other programs' flags stay as they are.
+    """Return the message with each flag in Python's form; paths and other programs' flags stay as they are.
 
     >>> in_python("continue with --resume, or use --precision fp32 and a smaller --chunk-size")
     'continue with resume=True, or use precision="fp32" and a smaller chunk_size='
@@ -57,15 +58,15 @@ def _keyword(flag: re.Match[str]) -> str:
 
 
 def counted(number: int, what: str) -> str:
-    """A number of things: "1 row", "2,000 rows"."""
+    """Return a number with its noun: "1 row", "2,000 rows"."""
     return f"{number:,} {what}{'' if number == 1 else 's'}"
 
 
 def install(extra: str) -> str:
-    """The command that installs the packages of an extra, wherever this package came from.
+    """Return the command that installs the packages of an extra, from whatever source this package was installed.
 
-    It names the packages: the extra's name, given to pip, would have it look for this package in an index, where it may
-    not be, or be somebody else's.
+    The command names the packages. If it named the extra, pip would look for this package in an index, where it may be
+    missing or belong to somebody else.
     """
     packages = _packages_of(extra)
     return f"pip install {' '.join(map(shlex.quote, packages))}" if packages else f"install the extra {extra!r}"
@@ -73,7 +74,7 @@ def install(extra: str) -> str:
 
 @cache
 def _packages_of(extra: str) -> tuple[str, ...]:
-    """What an extra requires here, with what its own extras require; nothing where no distribution is installed."""
+    """Return what an extra requires here, with what its own extras require; empty if no distribution is installed."""
     from importlib.metadata import PackageNotFoundError, requires
 
     from packaging.requirements import Requirement
@@ -96,7 +97,7 @@ def _packages_of(extra: str) -> tuple[str, ...]:
 
 
 def renamed(**names: str) -> Callable[[_Function], _Function]:
-    """Let a function take keywords by the names that they had, with a warning. names: the new ones by the old ones."""
+    """Let a function accept the earlier names of keywords, with a warning. names: the new names by the old ones."""
 
     def show(function: _Function) -> _Function:
         @wraps(function)
@@ -112,7 +113,7 @@ def renamed(**names: str) -> Callable[[_Function], _Function]:
 
 
 def did_you_mean(name: str, names: Iterable[str]) -> str:
-    """For a message about a name that is not there: the one that was meant, where one is much like it.
+    """Return the end of a message about an unknown name: a suggestion, if one of the names is similar.
 
     >>> did_you_mean("Txet", ["id", "text"]), did_you_mean("body", ["id", "text"])
     ("; did you mean 'text'?", '')
@@ -125,7 +126,7 @@ def did_you_mean(name: str, names: Iterable[str]) -> str:
 
 
 def first_of(names: Sequence[str], most: int = 3, comma: str = ", ") -> str:
-    """The first names, and how many more there are.
+    """Return the first names, and how many more there are.
 
     >>> first_of(["a.csv", "b.csv", "c.csv", "d.csv"])
     'a.csv, b.csv, c.csv, and 1 more'
@@ -135,7 +136,7 @@ def first_of(names: Sequence[str], most: int = 3, comma: str = ", ") -> str:
 
 
 def cause(error: Exception) -> str:
-    """What an error of the system or of a library says; its type where it says nothing.
+    """Return the message of an error of the system or of a library, or its type if it has none.
 
     >>> cause(FileNotFoundError(2, "No such file or directory", "a.csv")), cause(OSError("lost")), cause(OSError())
     ('No such file or directory', 'lost', 'OSError')
@@ -143,11 +144,11 @@ def cause(error: Exception) -> str:
     return getattr(error, "strerror", None) or str(error) or type(error).__name__
 
 
-_JOINERS = "\u200c\u200d"  # within words of some scripts and within emoji
+_JOINERS = "\u200c\u200d"  # these occur within words of some scripts and within emoji
 
 
 def printable(text: str) -> str:
-    """The text on one line, in which everything that a terminal or a browser would obey is an escape.
+    """Return the text on one line, with an escape for everything that a terminal or a browser would obey.
 
     Control characters, line breaks, lone surrogates (the bytes of a file name that is not UTF-8) and the marks that
     change the direction of writing become escapes as in Python's `repr`; letters, signs and spaces of all scripts stay.
@@ -156,7 +157,10 @@ def printable(text: str) -> str:
 
 
 def printable_lines(text: str) -> str:
-    """A message of several lines, each `printable`, and indented from the second on: none passes for another."""
+    """Return a message of several lines, each `printable`.
+
+    Later lines are indented, so that none looks like a message.
+    """
     return "\n  ".join(printable(line) for line in text.rstrip("\n").split("\n"))
 
 
@@ -167,16 +171,16 @@ def _shown(character: str) -> str:
 
 
 class BroadsheetError(Exception):
-    """Base of all errors that are reported to the user in one message, without a traceback.
+    """The base of all errors that are reported to the user in one message, without a traceback.
 
-    `str` of an error names options as Python does, ``chunk_size=``.
+    `str` of an error names options in Python's form, ``chunk_size=``.
 
     Attributes
     ----------
     message : str
-        The message as it was written and as the command prints it, ``--chunk-size``.
+        The message in the form of the command, which prints it: ``--chunk-size``.
     exit_code : int
-        Exit code of the command: 1 unless a subclass has another.
+        The exit code of the command: 1 unless a subclass has another.
 
     Examples
     --------
@@ -209,30 +213,32 @@ class UsageError(BroadsheetError):
 
 
 class ModelError(UsageError):
-    """A model that does not exist, or whose file is damaged, incomplete or unlike its metadata. Exit code 2."""
+    """A model does not exist, or its file is damaged, incomplete or unlike its metadata. Exit code 2."""
 
 
 class SourceError(BroadsheetError):
-    """Input that cannot be read. Exit code 3."""
+    """The input cannot be read. Exit code 3."""
 
     exit_code = 3
 
 
 class InputChanged(SourceError):
-    """An input file that is no longer the one that the job was planned for. Exit code 3."""
+    """An input file has changed since the job was planned. Exit code 3."""
 
 
 class InputUnavailable(BroadsheetError):
-    """Input that cannot be read now, and may be later: its server is not reached, or credentials have expired. Exit
-    code 1: the job ends, and can be resumed.
+    """The input cannot be read now, but may be later: its server is out of reach, or credentials have expired.
+
+    Exit code 1: the job ends, and can be resumed.
     """
 
 
 class OutputUnavailable(BroadsheetError):
-    """Output that cannot be read or written now, and may be later: its server is not reached, or refuses it. Exit code
-    1: the job ends, and can be resumed.
+    """The output cannot be read or written now, but may be later: its server is out of reach, or refuses the request.
+
+    Exit code 1: the job ends, and can be resumed.
     """
 
 
 class OutputError(BroadsheetError):
-    """An output folder that cannot be written, or whose files are missing, damaged or do not add up. Exit code 1."""
+    """The output folder cannot be written, or its files are missing, damaged or do not add up. Exit code 1."""

@@ -1,4 +1,4 @@
-"""The network as an estimator of scikit-learn (the extra `sklearn`)."""
+"""The network as a scikit-learn estimator (the extra `sklearn`)."""
 
 from __future__ import annotations
 
@@ -23,35 +23,35 @@ _MODEL, _CLASSIFIER = "model_", "_classifier"
 
 
 class TextClassifier(ClassifierMixin, BaseEstimator):
-    """A classifier of texts, trained with PyTorch and computed by the engines of this package.
+    """A text classifier that PyTorch trains and the engines of this package compute.
 
-    `X` is one-dimensional: a list, array, or column of strings. It has no `n_features_in_`.
+    `X` is one-dimensional: a list, array, or column of strings. The estimator has no `n_features_in_`.
 
     Parameters
     ----------
     epochs, batch_size, learning_rate : optional
-        As in `broadsheet.pipeline.train.Recipe`. Default: by the number of rows, as
-        `broadsheet.pipeline.train.train` chooses.
+        As in `broadsheet.pipeline.train.Recipe`. Default: `broadsheet.pipeline.train.train` chooses by the number of
+        rows.
     settings : mapping of str to number, optional
         Other settings of the recipe, for example ``{"dropout": 0.5}``.
     ngrams : int, optional
-        Buckets for n-grams beside the network, a power of two; 0 for none. Without a GPU, and without a setting of the
-        recipe, n-grams are all that is fitted, unless this is 0: as `broadsheet.pipeline.train.train` chooses.
+        The number of buckets for n-grams beside the network, a power of two; 0 for none. Without a GPU and without a
+        setting of the recipe, only n-grams are fitted, unless this is 0, as in `broadsheet.pipeline.train.train`.
     vectors : str, optional
-        Pretrained word vectors for the n-grams, as `broadsheet.pipeline.train.train` takes them.
+        Pretrained word vectors for the n-grams, as in `broadsheet.pipeline.train.train`.
     balanced : bool
-        Every class weighs the same, however many rows it has.
+        Whether every class has the same weight, however many rows it has.
     hold_out_share : float, optional
-        Share of each class that is kept out of training, and by which scores are calibrated. Default: 0.05; none where
+        The share of each class that is kept out of training and that calibrates the scores. Default: 0.05, or none if
         only n-grams are fitted.
     length : int
-        Characters of each text that the model reads, from 64 to 4,096.
+        The number of characters of each text that the model reads, from 64 to 4,096.
     alphabet : str
-        The symbols that it reads. Default: the published alphabet with a space.
+        The symbols that the model reads. Default: the published alphabet with a space.
     frame : str
-        "text" or "dense", as `broadsheet.pipeline.train.train` takes it.
+        "text" or "dense", as in `broadsheet.pipeline.train.train`.
     random_state : int, RandomState or None
-        For the initial weights, dropout and augmentation.
+        The seed of the initial weights, dropout and augmentation.
     device : str
         "auto", "cpu" or "cuda", for training and for predictions.
 
@@ -60,7 +60,7 @@ class TextClassifier(ClassifierMixin, BaseEstimator):
     classes_ : ndarray [classes]
         The labels, sorted.
     model_ : Model
-        What was trained; ``model_.save`` writes it to a file that every command accepts.
+        The trained model; ``model_.save`` writes it to a file that every command accepts.
 
     Examples
     --------
@@ -120,9 +120,9 @@ class TextClassifier(ClassifierMixin, BaseEstimator):
         Raises
         ------
         ValueError
-            For a text that is none, a null label, two labels that are written alike, or lengths that differ.
+            For a text that is not a string, a null label, two labels that are written alike, or lengths that differ.
         UsageError, BroadsheetError
-            As `broadsheet.pipeline.train.train`.
+            As in `broadsheet.pipeline.train.train`.
 
         """
         texts, labels = _texts(X), _labels(y)
@@ -158,7 +158,7 @@ class TextClassifier(ClassifierMixin, BaseEstimator):
 
     @property
     def partial_fit(self) -> NoReturn:
-        """There is none: the learning rate of a run is planned over all its rows and epochs."""
+        """Raise an error: the learning rate of a run is planned over all its rows and epochs."""
         raise AttributeError(
             "TextClassifier has no partial_fit: its learning rate rises and falls once over a whole run, and the model "
             "is an average of that run's weights. Call fit with all rows"
@@ -175,12 +175,12 @@ class TextClassifier(ClassifierMixin, BaseEstimator):
         Returns
         -------
         ndarray [N]
-            The most probable of `classes_` for each.
+            The most probable of `classes_` for each text.
 
         Raises
         ------
         ValueError
-            For a text that is none.
+            For a text that is not a string.
 
         """
         best = self.predict_proba(X).argmax(axis=1)
@@ -197,19 +197,19 @@ class TextClassifier(ClassifierMixin, BaseEstimator):
         Returns
         -------
         float32 [N, classes]
-            A column for each of `classes_`.
+            One column for each of `classes_`.
 
         Raises
         ------
         ValueError
-            For a text that is none.
+            For a text that is not a string.
 
         """
         check_is_fitted(self, _MODEL)
         return self._opened().predict_proba(_texts(X).to_pylist())
 
     def _opened(self) -> Classifier:
-        """The model, loaded at the first prediction and kept."""
+        """Return the model, which is loaded at the first prediction and kept."""
         if _CLASSIFIER not in vars(self):
             self._classifier = load(self.model_, device=self.device)
         return self._classifier
@@ -220,7 +220,7 @@ class TextClassifier(ClassifierMixin, BaseEstimator):
             del self._classifier
 
     def __getstate__(self) -> dict[str, Any]:
-        """The state with the bytes of the model file in place of the model."""
+        """Return the state with the bytes of the model file instead of the model."""
         state = {name: value for name, value in super().__getstate__().items() if name != _CLASSIFIER}
         if _MODEL in state:
             state[_MODEL] = state[_MODEL].to_bytes()
@@ -239,7 +239,7 @@ class TextClassifier(ClassifierMixin, BaseEstimator):
 
 
 def _texts(given: Iterable[Any]) -> pa.Array:
-    """Texts as an Arrow array. Raises ValueError for what is not one-dimensional, or no string."""
+    """Return texts as an Arrow array. Raises ValueError if they are not one-dimensional, or not strings."""
     if isinstance(given, str) or np.ndim(given) != 1:  # type: ignore[arg-type]
         raise ValueError("X must be one-dimensional: a list, array or column of strings")
     try:

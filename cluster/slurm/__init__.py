@@ -1,1 +1,1 @@
-"""Slurm: batch and interactive scripts, workers on demand, and the site's settings that they share."""
+"""Runs Broadsheet on Slurm: batch and interactive scripts, workers on demand, and the settings of a site."""

@@ -1,4 +1,7 @@
-"""Workers in Slurm jobs that start and end with the load, for notebooks: dask-jobqueue with a site's settings."""
+"""Workers in Slurm jobs that start and end with the load, for notebooks.
+
+dask-jobqueue runs them on a site's settings.
+"""
 
 from __future__ import annotations
 
@@ -30,20 +33,20 @@ from ..tls import make_certificates
 from .site import Site, load_site
 
 _BEFORE = (
-    "export PYTHONSAFEPATH=1",  # no worker looks for modules in the folder that the job was submitted from
+    "export PYTHONSAFEPATH=1",  # workers must not import modules from the folder of submission
     'SCRATCH=$(mktemp -d "${TMPDIR:-/tmp}/broadsheet-XXXXXXXX") || exit 1',  # on the node's own disk
     """trap 'rm -rf "$SCRATCH"' EXIT""",
 )
 
 _CPUS_PER_WORKER = 4
-"""CPUs that Slurm is asked for, for each worker, where the site's settings have no number."""
+"""The CPUs to request from Slurm for each worker, if the site's settings have no number."""
 
 
 @contextmanager
 def slurm_cluster(nodes: int | None, protocol: str, tls: bool | None, say: Callable[[str], None]) -> Iterator[Client]:
-    """A scheduler in this process, and one to `nodes` jobs of one node each, depending on the load.
+    """Start a scheduler in this process, and one to `nodes` Slurm jobs of one node each, depending on the load.
 
-    Raises UsageError without dask-jobqueue or sbatch, BroadsheetError where no job starts within the wait.
+    Raises UsageError without dask-jobqueue or sbatch, and BroadsheetError if no job starts within the wait.
     """
     if find_spec("dask_jobqueue") is None:
         raise UsageError(f"workers in Slurm jobs need dask-jobqueue: {install('slurm')}")
@@ -51,7 +54,7 @@ def slurm_cluster(nodes: int | None, protocol: str, tls: bool | None, say: Calla
     from dask_jobqueue.slurm import SLURMJob
 
     class Job(SLURMJob):
-        """Hands its script to sbatch in a file that only this user can write."""
+        """A job that hands its script to sbatch in a file that only this user can write."""
 
         @contextmanager
         def job_file(self) -> Iterator[str]:
@@ -101,7 +104,7 @@ def _options(site: Site, protocol: str) -> dict[str, Any]:
         "memory": site.memory or "16GB",
         "job_directives_skip": [] if site.memory else ["--mem"],
         "job_extra_directives": [*directives, *site.directives],
-        "job_script_prologue": [*_BEFORE, *export(), *(site.setup or ())],  # the site's lines win
+        "job_script_prologue": [*_BEFORE, *export(), *(site.setup or ())],  # the site's lines override
         "interface": site.interface,
         "protocol": f"{protocol}://",
         "scheduler_options": {

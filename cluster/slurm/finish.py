@@ -1,4 +1,4 @@
-"""For the batch scripts: have the workers of a job end by themselves.
+"""Ends the workers of a job, for the batch scripts:
 
 python -P -m broadsheet.cluster.slurm.finish SCHEDULER_FILE
 """
@@ -15,12 +15,12 @@ _SECONDS = 10
 
 
 def _hush() -> None:
-    """Have Dask log no more in this process: a worker whose heartbeat meets its end would log a traceback."""
+    """Turn off Dask's log in this process: a worker whose heartbeat meets its end would log a traceback."""
     logging.getLogger("distributed").setLevel(logging.CRITICAL)
 
 
 def main(scheduler_file: str) -> None:
-    """Close the workers. Where the scheduler does not answer, whoever started them ends them."""
+    """Close the workers. If the scheduler does not answer, the script that started the workers ends them."""
     with suppress(OSError, ValueError), Client(scheduler_file=scheduler_file, timeout=_SECONDS) as client:
         client.run(_hush)
         client.run_on_scheduler(_hush)

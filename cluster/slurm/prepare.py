@@ -1,8 +1,8 @@
-"""For the batch scripts: Dask's settings, the protocol, certificates, the dashboard's link, printed as lines of shell.
+"""Prints lines of shell for the batch scripts: Dask's settings, the protocol, certificates, the dashboard's link.
 
 python -P -m broadsheet.cluster.slurm.prepare ASKED HOSTS TLS FOLDER
 
-TLS: 1, 0 or nothing; FOLDER: the job's own, made here.
+TLS is 1, 0 or empty. FOLDER is the job's own folder, which is made here.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def main(asked: str, hosts: str, tls: str, folder: str) -> None:
     token = new_token()
     more: dict[str, str | bool] = {**dashboard_settings(token)}
     if _LOG_LEVEL not in os.environ:
-        more["distributed.logging.distributed"] = "warning"  # the log is that of the job, which tells what matters
+        more["distributed.logging.distributed"] = "warning"  # the job's own log reports what matters
     if protocol == "tls":
         certificates = Path(folder) / "tls"
         make_certificates(certificates)

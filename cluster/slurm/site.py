@@ -21,14 +21,14 @@ NotNegative = Annotated[int, msgspec.Meta(ge=0)]
 
 _WORDS = ("partition", "account", "time", "memory", "interface", "scheduler_interface", "folder")
 _WORD = re.compile(r"[\w.,:;@%+=/*^~\[\]()-]+")
-"""No space and no quote: a directive ends at a space, and the next word would be another. Letters of any script."""
+"""A value without spaces and quotes: a space would end a directive. Letters of any script are allowed."""
 
 _NULLS = ("", "~", "null", "Null", "NULL")
 
 
 @dataclass(frozen=True)
 class Site:
-    """The settings of a site: the keys of `site.yaml`.
+    """The settings of a site, with the keys of `site.yaml`.
 
     Attributes
     ----------
@@ -37,21 +37,21 @@ class Site:
     time : str
         The time limit of a job.
     stop_before : int
-        Seconds before the limit at which a job stops taking chunks.
+        The seconds before the limit at which a job stops starting chunks.
     gpus_per_node : int
-        GPUs of a node to use; 0 for one worker a node on its CPU cores.
+        The GPUs of a node to use; 0 for one worker on each node's CPU cores.
     workers_per_gpu : int
-        Workers that share a GPU in a submitted job: 1 or 2.
+        The number of workers that share a GPU in a submitted job: 1 or 2.
     cpus_per_node : int or None
         The option --cpus-per-task of sbatch; None for the cluster's default.
     memory : str or None
         The option --mem of sbatch; None for the cluster's default.
     directives : tuple of str
-        More options of sbatch, a line of the script's head each.
+        More options of sbatch, one for each line at the head of the script.
     interface : str or None
-        The network interface by which nodes reach each other; None for Dask's choice.
+        The network interface with which nodes reach each other; None for Dask's choice.
     scheduler_interface : str or None
-        The same on the machine of a notebook that has the scheduler, where its name differs.
+        The interface on a notebook's machine, which has the scheduler, if its name differs there.
     protocol : str
         "auto", "tcp" or "ucx".
     tls : bool or None
@@ -59,7 +59,7 @@ class Site:
     folder : str
         A folder that every node sees and only the user can write.
     setup : tuple of str or None
-        Lines of shell that make the commands work on a node; None for the environment of the submitter.
+        Lines of shell that make the commands work on a node; None for the environment of the submitting user.
 
     Raises
     ------
@@ -108,14 +108,14 @@ class Site:
         return Path(self.folder).expanduser()
 
     def changed(self, **settings: Any) -> Site:
-        """A copy with those of `settings` that are not None."""
+        """Return a copy with those of `settings` that are not None."""
         return replace(self, **{name: value for name, value in settings.items() if value is not None})
 
 
 def load_site(file: Path | None = None) -> Site:
-    """The shipped settings, changed by `file`, else by $BROADSHEET_SITE, else by ~/.config/broadsheet/site.yaml.
+    """Load the shipped settings, changed by `file`, else by $BROADSHEET_SITE, else by ~/.config/broadsheet/site.yaml.
 
-    Raises UsageError for a file that cannot be read, an unknown key, or a value that is not of its key's form.
+    Raises UsageError for a file that cannot be read, an unknown key, or a value of the wrong form.
     """
     settings = _read(DEFAULTS)
     if file is None and "BROADSHEET_SITE" in os.environ:
@@ -128,7 +128,7 @@ def load_site(file: Path | None = None) -> Site:
     if unknown:
         raise UsageError(f"{file}: unknown key {unknown[0]!r}; the keys are those of {DEFAULTS}")
     try:
-        return msgspec.convert(settings, Site, strict=False)  # not strict: what is read is text
+        return msgspec.convert(settings, Site, strict=False)  # not strict, because all values are text
     except msgspec.ValidationError as error:
         problem, _, key = str(error).partition(" - at `$.")
         raise UsageError(f"{file}: {key.rstrip('`')}: {problem}; {DEFAULTS} shows the form of each key") from error
@@ -137,7 +137,7 @@ def load_site(file: Path | None = None) -> Site:
 
 
 def _read(file: Path) -> dict[str, Any]:
-    """The keys of a file and their values, all as text: YAML would read the time 04:00:00 as a number, of minutes."""
+    """Return the keys and values of a file, all as text: YAML would read the time 04:00:00 as a number, of minutes."""
     try:
         settings = yaml.load(file.read_text("utf-8"), yaml.BaseLoader) or {}
     except (OSError, ValueError, yaml.YAMLError, RecursionError) as error:

@@ -1,4 +1,4 @@
-"""The script of a job: directives and settings first, then the shell files of this folder, unchanged."""
+"""Makes the script of a job: directives and settings first, then the shell files of this folder, unchanged."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _HERE = Path(__file__).parent
 
 
 def job_script(site: Site, nodes: int, arguments: Sequence[str] | None) -> str:
-    """The script for `sbatch`. `arguments` are those of `broadsheet classify`; None for a cluster to connect to.
+    """Return the script for `sbatch`. `arguments` are those of `broadsheet classify`; None for a cluster to connect to.
 
     Raises UsageError for an unknown protocol, or UCX with TLS.
     """
@@ -28,9 +28,10 @@ def job_script(site: Site, nodes: int, arguments: Sequence[str] | None) -> str:
 
 
 def submit(script: str) -> str:
-    """Submit the script to Slurm; return the job's number. Raises BroadsheetError where Slurm rejects it.
+    """Submit the script to Slurm, and return the job's number. Raises BroadsheetError if Slurm rejects it.
 
-    Slurm makes the job's log with the umask of this call: the log has the dashboard's link, and is for its user alone.
+    Slurm makes the job's log with the umask of this call. The log has the dashboard's link, so only its user may read
+    it.
     """
     command = ["sbatch", "--parsable"]
     try:
@@ -50,7 +51,7 @@ def _directives(site: Site, nodes: int) -> list[str]:
         f"--time={site.time}",
         f"--signal=B:USR1@{site.stop_before}",
         "--requeue",
-        "--no-kill",  # a node that fails does not end the job
+        "--no-kill",  # a failed node does not end the job
         "--open-mode=append",
         "--output=broadsheet-%j.log",
     ]
@@ -68,7 +69,7 @@ def _directives(site: Site, nodes: int) -> list[str]:
 
 def _settings(site: Site, arguments: Sequence[str] | None) -> list[str]:
     lines = [
-        f"umask {_umask():04o}",  # the log has another
+        f"umask {_umask():04o}",  # the log has a different umask
         f"FOLDER={shlex.quote(str(site.shared_folder))}/$SLURM_JOB_ID",
         f"INTERFACE={shlex.quote(site.interface or '')}",
         f"PROTOCOL={site.protocol}",
@@ -78,7 +79,7 @@ def _settings(site: Site, arguments: Sequence[str] | None) -> list[str]:
         f"STOP_BEFORE={site.stop_before}",
     ]
     if arguments is not None:
-        continued = [] if "--update" in arguments else ["--resume"]  # by the next run, after a time limit
+        continued = [] if "--update" in arguments else ["--resume"]  # the next run uses it, after a time limit
         lines.append(f"ARGUMENTS=({shlex.join([*arguments, *continued])})")
     if site.setup is None:
         return [*lines, f"export PATH={shlex.quote(str(Path(sys.executable).parent))}:$PATH"]

@@ -1,1 +1,1 @@
-"""From a model to better labels: why it says what it says, which rows to label next, and decisions on rows."""
+"""Improves labels with a model: explains its labels, chooses the rows to label next, and takes decisions on rows."""

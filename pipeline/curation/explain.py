@@ -1,9 +1,9 @@
-"""Which parts of a text spoke for a label.
+"""Finds the parts of a text that support a label.
 
-Where n-grams alone decide, the score is a sum over them, so each n-gram's part of it is exact: they and the bias add up
-to the score. For a network, an encoder or a model of fastText's, each word is left out in turn, and what the score
-loses is the word's weight (Li, Monroe and Jurafsky, "Understanding Neural Networks through Representation Erasure",
-2016). These weights need not add up to anything: of two words that say the same, either can be left out.
+If only n-grams decide, the score is a sum over them, so each n-gram's part is exact: these parts and the bias add up to
+the score. For a network, an encoder or a fastText model, each word is left out in turn, and the word's weight is what
+the score loses (Li, Monroe and Jurafsky, "Understanding Neural Networks through Representation Erasure", 2016). These
+weights need not add up to the score: of two words with the same meaning, either can be left out.
 """
 
 from __future__ import annotations
@@ -31,21 +31,21 @@ from ..options import ENGINE, EngineKeywords
 Doubles = NDArray[np.float64]
 
 _WORD = re.compile(r"\S+")
-_MOST_PARTS = 256  # of a text, each left out in turn; of a longer one, neighbouring words are left out together
+_MOST_PARTS = 256  # parts of a text to leave out in turn; in a longer text, a part has several words
 _LEAST = 1e-7
 
 
 class Piece(NamedTuple):
-    """A part of a text, and how much it spoke for a label; below 0, against it.
+    """A part of a text, and how much it supports a label. A weight below 0 speaks against the label.
 
     Attributes
     ----------
     text : str
-        The n-gram or the word, as it stands in the text first.
+        The n-gram or the word, as it first stands in the text.
     kind : str
-        "words", an n-gram of words; "characters", one of characters; or "left out", a word that was left out.
+        "words" (an n-gram of words), "characters" (an n-gram of characters), or "left out" (a word that was left out).
     weight : float
-        What it adds to the label's score before softmax or sigmoid, a logit: of an n-gram, all its occurrences.
+        What the part adds to the label's logit, the score before softmax or sigmoid. For an n-gram, all occurrences.
 
     """
 
@@ -55,14 +55,14 @@ class Piece(NamedTuple):
 
 
 class Word(NamedTuple):
-    """A stretch of a text without white space, and how much of the label's weight fell on it.
+    """A stretch of a text without white space, and its part of the label's weight.
 
     Attributes
     ----------
     begin, end : int
-        It is ``text[begin:end]``.
+        The word is ``text[begin:end]``.
     weight : float
-        Its share of all n-grams that cover it, by characters; or what the score loses without it.
+        The word's share of all n-grams that cover it, by characters; or what the score loses without it.
 
     """
 
@@ -77,16 +77,16 @@ class Explanation(NamedTuple):
     Attributes
     ----------
     text : str
-        What the model read: its preparation, if it has one, has been applied.
+        The text that the model read. Its preparation, if it has one, has been applied.
     label : str
         The label that is explained.
     score : float
         The probability of the label.
     bias : float or None
-        What the label's logit is without any n-gram: with the weights of all pieces it adds up to the logit. None where
-        words were left out instead.
+        The label's logit without any n-gram; with the weights of all pieces it adds up to the logit. None if words
+        were left out instead.
     pieces : tuple of Piece
-        The n-grams or words, those that spoke most for the label first.
+        The n-grams or words. Those that support the label most come first.
     words : tuple of Word
         The same weights word by word, in the order of the text.
 
@@ -107,16 +107,16 @@ class Explanation(NamedTuple):
 
 
 class Explainer:
-    """A model that explains its labels: a context manager, which holds its engine.
+    """A model that explains its labels. It is a context manager, which holds its engine.
 
-    Raises UsageError for a model that gives numbers, and what `open_engine` raises.
+    Raises UsageError for a model that gives numbers, and the errors of `open_engine`.
 
     Parameters
     ----------
     model : str, path or Model
-        As `load` takes it.
+        As in `load`.
     **options
-        As of `explain`.
+        As in `explain`.
 
     """
 
@@ -138,7 +138,7 @@ class Explainer:
                 engine.close()
 
     def explain(self, text: str, label: str | None = None) -> Explanation:
-        """Explain the label of a text. Errors are those of `explain`.
+        """Explain the label of a text. The errors are those of `explain`.
 
         Parameters
         ----------
@@ -167,7 +167,7 @@ class Explainer:
 
     @property
     def _linear(self) -> Model | None:
-        """The model of n-grams alone, if labels come from these; else None."""
+        """The model of n-grams alone, if the labels come from these; else None."""
         model = self.model
         if model.has_network or model.encoder is not None:
             if model.cascade is None:
@@ -186,14 +186,14 @@ class Explainer:
         return int(scores.argmax()) if label is None else classes.index(label)
 
     def _read(self, texts: Texts) -> str:
-        """The text as the model reads it."""
+        """Return the text as the model reads it."""
         prepared = texts.as_read_by(self.model)
         text = bytes(prepared.data).decode()
         reads = self.model.reads
         return text if reads == WHOLE else text[:reads]
 
     def _of_ngrams(self, text: str, number: int, score: float, model: Model) -> Explanation:
-        """Each n-gram's part of the score, which is exact."""
+        """Explain a label by each n-gram's part of the score, which is exact."""
         assert isinstance(model.ngrams, NGrams)
         grams = weighed(text, model.ngrams)
         weights = grams.weights[:, number] / model.temperature
@@ -202,7 +202,7 @@ class Explainer:
         return Explanation(text, model.classes[number], score, bias, pieces, _words_of(text, grams, weights))
 
     def _of_left_out(self, text: str, number: int, score: float) -> Explanation:
-        """What the score loses without each word. All texts are given to the whole model, whatever it would ask."""
+        """Explain a label by what the score loses without each word. The whole model computes all texts."""
         if self._whole is None:
             self._whole = open_engine(self.model.asking("all"), *self._how)
         words = [*_WORD.finditer(text)]
@@ -220,13 +220,13 @@ class Explainer:
 
 
 def _logits(scores: NDArray[np.floating]) -> Doubles:
-    """The log odds of probabilities."""
+    """Return the log odds of probabilities."""
     within = np.clip(scores.astype(np.float64), _LEAST, 1 - _LEAST)
     return np.asarray(log_scores(within) - log_scores(1 - within))
 
 
 def _pieces_of(text: str, grams: WeighedNGrams, weights: Doubles) -> tuple[Piece, ...]:
-    """The n-grams, equal ones together."""
+    """Return the n-grams, with equal ones added up."""
     sums: dict[tuple[bool, str], float] = defaultdict(float)
     first: dict[tuple[bool, str], str] = {}
     for of_words, begin, end, weight in zip(*(part.tolist() for part in (*grams[:3], weights)), strict=True):
@@ -239,7 +239,7 @@ def _pieces_of(text: str, grams: WeighedNGrams, weights: Doubles) -> tuple[Piece
 
 
 def _words_of(text: str, grams: WeighedNGrams, weights: Doubles) -> tuple[Word, ...]:
-    """The weights of n-grams, each spread evenly over the characters that it covers, added up word by word."""
+    """Return the weights of the words: each n-gram's weight is spread evenly over the characters that it covers."""
     found = [*_WORD.finditer(text)]
     of_character = np.full(len(text) + 1, -1)
     for number, word in enumerate(found):
@@ -273,27 +273,27 @@ def explain(
     label: str | None = None,
     **options: Unpack[EngineKeywords],
 ) -> Explanation | list[Explanation]:
-    """Say which parts of a text spoke for a label.
+    """Find the parts of a text that support a label.
 
-    Where n-grams decide the label, these are n-grams, and their weights and the bias add up to the label's logit,
-    exactly but for rounding. Where a network, an encoder or a model of fastText's does, they are words: each is left
-    out in turn, and its weight is what the log odds of the label lose.
+    If n-grams decide the label, the parts are n-grams. Their weights and the bias add up to the label's logit, exactly
+    but for rounding. If a network, an encoder or a fastText model decides, the parts are words: each is left out in
+    turn, and its weight is what the log odds of the label lose.
 
     Parameters
     ----------
     model : str, Path or Model
-        A shipped model's name, a model file, or a loaded `Model`.
+        The name of a shipped model, a model file, or a loaded `Model`.
     text : str or iterable of str
-        The text, or texts.
+        The text or texts.
     label : str, optional
         The label to explain, one of the model's classes. Default: the most probable one of each text.
     **options
-        What computes, and about which texts a network or an encoder is asked.
+        The options of the engine, and the texts about which a network or an encoder is asked.
 
     Returns
     -------
     Explanation or list of Explanation
-        Of one text, or of each of several, in order.
+        For one text an explanation; for several texts a list, in order.
 
     Raises
     ------
@@ -302,8 +302,8 @@ def explain(
     SourceError
         For a text that is not valid Unicode, or on which the model overflows.
     UsageError
-        For a model that gives numbers or has several heads, and a label that the model does not have; if the device,
-        the precision or the kernels are not available.
+        For a model that gives numbers or has several heads, and for a label that the model does not have. If the
+        device, the precision or the kernels are not available.
 
     Examples
     --------

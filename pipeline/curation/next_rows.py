@@ -1,11 +1,10 @@
-"""The rows whose labels would help a model most: those on which it is unsure, and of these some that stand for the
-others.
+"""Chooses the rows whose labels would help a model most: rows on which it is unsure, and that represent the others.
 
 The method is filtered active submodular selection (Wei, Iyer and Bilmes, "Submodularity in Data Subset Selection and
-Active Learning", 2015). Of all rows, those with the least margin between their two best labels are candidates, twenty
-times as many as are wanted. Of the candidates, rows are taken one after another: each time the one that makes the sum,
-over all candidates, of the likeness to the nearest row that was taken largest (facility location). Two texts are as
-alike as the cosine of their words' TF-IDF.
+Active Learning", 2015). The candidates are the rows with the smallest margin between their two best labels, twenty
+times as many as are wanted. From these, rows are selected one after another. Each time it is the row that most
+increases the sum, over all candidates, of the similarity to the nearest selected row (facility location). The
+similarity of two texts is the cosine of their words' TF-IDF.
 """
 
 from __future__ import annotations
@@ -41,15 +40,15 @@ class _Candidate(NamedTuple):
     Attributes
     ----------
     margin : float
-        The distance of its two best scores.
+        The difference of the row's two best scores.
     number : int
-        Its number among all rows.
+        The row's number among all rows.
     row : dict
-        Its file, row and id.
+        The row's file, row number and id.
     label : int
         The model's label.
     score : float
-        Its score.
+        The score of the label.
     text : str
         The text.
 
@@ -75,42 +74,42 @@ def next_rows(
     decided: str | Path | None = None,
     **options: Unpack[ScoreKeywords],
 ) -> pa.Table:
-    """Choose the rows whose labels would help a model most: those on which it is unsure, and that stand for others.
+    """Choose the rows whose labels would help a model most: rows on which it is unsure, and that represent others.
 
     Parameters
     ----------
     model : str, Path or Model
-        A shipped model's name, a model file, or a loaded `Model`, which gives a text one label.
+        The name of a shipped model, a model file, or a loaded `Model`, which gives a text one label.
     source : str, path, Paths, or other object
-        Rows as `classify` takes them.
+        The rows, as in `classify`.
     text_column : str or iterable of str
-        Column with the text, "text" by default. Several are joined by a space.
+        The column with the text, "text" by default. Several columns are joined by a space.
     label_column : str, optional
-        Column with labels: rows that have one are left out.
+        The column with labels. Rows that have one are left out.
     id_column : str, optional
-        Column that identifies a row, to copy.
+        The column that identifies a row, which is copied.
     count : int
-        How many rows. Of texts that occur several times, one row is taken.
+        The number of rows. If a text occurs several times, one row is selected.
     decided : str or Path, optional
-        A file of decisions: rows with a decision there are left out.
+        A file of decisions. Rows with a decision in it are left out.
     **options
-        How files are read, and what computes.
+        How to read files, and the options of the engine.
 
     Returns
     -------
     pyarrow.Table
-        The rows, the most helpful first: ``file``, ``row``, the id column, ``label`` and ``score`` by the model, an
-        empty ``decision``, ``text`` and ``text_key``. `train` learns the decisions on them, as its `corrections`.
+        The rows, with the most helpful first: ``file``, ``row``, the id column, the model's ``label`` and ``score``, an
+        empty ``decision``, ``text`` and ``text_key``. `train` learns from the decisions with `corrections`.
 
     Raises
     ------
     UsageError
         For a column that does not exist, a count below 1, a model that gives several labels or a number, and an input
-        without a row that has no label.
+        in which every row has a label.
     ModelError
         For a model that cannot be loaded.
     SourceError
-        For files of which none can be read.
+        If none of the files can be read.
 
     Examples
     --------
@@ -165,7 +164,7 @@ def next_rows(
 
 
 def _of_chunk(chunk: Chunk, scores: Floats | None, first: int, id_column: str | None) -> dict[str, _Candidate]:
-    """The rows of a chunk by the keys of their texts."""
+    """Return the rows of a chunk by the keys of their texts."""
     assert scores is not None
     assert isinstance(chunk.text, pa.Array)
     if chunk.ids is not None:
@@ -182,7 +181,7 @@ def _of_chunk(chunk: Chunk, scores: Floats | None, first: int, id_column: str | 
 
 
 def _likeness(texts: list[str]) -> Floats:
-    """The cosines of N texts' TF-IDF of words, float32 [N, N]."""
+    """Return the cosines of N texts' TF-IDF of words, float32 [N, N]."""
     import scipy.sparse as sp
 
     given = Texts.of([text.encode() for text in texts])
@@ -200,17 +199,17 @@ def _likeness(texts: list[str]) -> Floats:
 
 
 def representatives(likeness: Floats, count: int) -> list[int]:
-    """Which of N rows stand for all of them best, the best first, at most `count`.
+    """Return the rows, of N, that represent all of them best, with the best first and at most `count`.
 
-    Taken greedily, which reaches at least 63 % of the largest sum that there is; gains only shrink, so only those that
-    could be the largest are computed again (Minoux, "Accelerated greedy algorithms", 1978).
+    The selection is greedy, which reaches at least 63 % of the largest possible sum. Gains only shrink, so only those
+    that could be the largest are computed again (Minoux, "Accelerated greedy algorithms", 1978).
 
     Parameters
     ----------
     likeness : float32 [N, N]
-        How alike two rows are, 0 or more.
+        The similarity of two rows, 0 or more.
     count : int
-        How many are wanted.
+        The number of rows that are wanted.
 
     """
     nearest = np.zeros(len(likeness), np.float32)

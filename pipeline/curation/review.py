@@ -1,8 +1,9 @@
-"""Review of rows by a person: a page on this machine that shows rows of a file one by one and takes decisions.
+"""Review of rows by a person: a page on this machine shows the rows of a file one by one, and takes decisions.
 
-Other users of this machine can connect to the page's port too. So each request has to show a token, which only the URL
-that the command prints holds, after a "#": browsers send that part to no server. Each decision is in the file, and on
-the disk, before the page goes on. The file is read again before each write, so a spreadsheet may change it meanwhile.
+Other users of this machine can connect to the page's port too. So each request must show a token. Only the URL that the
+command prints holds the token, after a "#", and browsers send that part to no server. Each decision is in the file, and
+on the disk, before the page goes on. The file is read again before each write, so a spreadsheet may change it
+meanwhile.
 """
 
 from __future__ import annotations
@@ -39,18 +40,18 @@ _HEADERS = {
 
 
 class Summary(NamedTuple):
-    """What was decided so far.
+    """The counts of the decisions so far.
 
     Attributes
     ----------
     rows : int
-        Rows of the file that is reviewed.
+        The rows of the file that is reviewed.
     changed : int
-        Decisions for another label than the row has, or for a label of a row that has none.
+        The decisions for another label than the row has, or for a label of a row that has none.
     confirmed : int
-        Decisions for the label that a row has.
+        The decisions for the label that a row has.
     left_out : int
-        Rows to leave out.
+        The rows to leave out.
 
     """
 
@@ -61,26 +62,26 @@ class Summary(NamedTuple):
 
     @property
     def decided(self) -> int:
-        """How many rows have a decision."""
+        """The number of rows that have a decision."""
         return self.changed + self.confirmed + self.left_out
 
 
 class Review:
-    """The rows of a file, and what a person decides about them.
+    """The rows of a file, and a person's decisions about them.
 
     Parameters
     ----------
     file : Path
-        A CSV file as `train --suspects` or `next` writes it.
+        A CSV file as written by `train --suspects` or `next`.
     output : Path
-        Where decisions are kept: the same file, or another one, which may have some already.
+        The file for decisions: the same file, or another one, which may already have some.
     classes : sequence of str
-        Labels to offer before those that occur in the file.
+        The labels to offer before those that occur in the file.
 
     Raises
     ------
     UsageError
-        For a file that cannot be read, or has no row.
+        For a file that cannot be read, or that has no row.
 
     """
 
@@ -100,10 +101,10 @@ class Review:
         self.labels = [*classes, *others]
 
     def decide(self, number: int, label: str) -> None:
-        """Keep the decision about a row, and all rows with its text; "" takes it back.
+        """Store the decision about a row, and about all rows with its text. An empty label removes the decision.
 
-        Raises UsageError for a row or a label that is not there, OutputError where the file cannot be written: then the
-        decision does not count.
+        Raises UsageError for a row or a label that does not exist, and OutputError if the file cannot be written. In
+        that case the decision does not count.
         """
         if not 0 <= number < len(self.rows) or label not in ("", LEAVE_OUT, *self.labels):
             raise UsageError(f"there is no row {number}, or no label {label!r}")
@@ -122,7 +123,7 @@ class Review:
                 row[DECISION] = label
 
     def summary(self) -> Summary:
-        """What was decided so far."""
+        """Return the counts of the decisions so far."""
         decided = [(row[DECISION], row.get("truth", "")) for row in self.rows if row[DECISION]]
         left_out = sum(label == LEAVE_OUT for label, _ in decided)
         confirmed = sum(label == truth for label, truth in decided)
@@ -143,18 +144,18 @@ async def serve(
     review : Review
         The rows.
     name : str
-        What the page calls them.
+        The name of the rows on the page.
     explainer : Explainer, optional
-        Says why a row has its label; None: the page does not.
+        Explains why a row has its label. If None, the page does not explain it.
     port : int
         The port on 127.0.0.1; 0 for a free one.
     started : callable
-        Called with the URL once the page can be opened.
+        Called with the URL when the page can be opened.
 
     Raises
     ------
     UsageError
-        Where the port cannot be had.
+        If the port is not available.
 
     """
     try:
@@ -183,7 +184,7 @@ async def serve(
 
 
 class _Answer(RequestHandler):  # type: ignore[misc]  # Tornado comes without types here
-    """An answer with the headers that all have; errors are JSON."""
+    """An answer with the headers that all answers have. Errors are JSON."""
 
     def set_default_headers(self) -> None:
         for name, value in _HEADERS.items():
@@ -195,7 +196,7 @@ class _Answer(RequestHandler):  # type: ignore[misc]  # Tornado comes without ty
 
 
 class _Page(_Answer):
-    """The page itself, which holds no row."""
+    """The page itself, which does not contain a row."""
 
     def get(self) -> None:
         self.set_header("content-type", "text/html; charset=utf-8")
@@ -203,7 +204,7 @@ class _Page(_Answer):
 
 
 class _Guarded(_Answer):
-    """An answer to whoever shows the token."""
+    """An answer to requests that show the token."""
 
     def initialize(self, review: Review, token: str, host: str, thread: ThreadPoolExecutor, **more: Any) -> None:
         self._review, self._token, self._host, self._thread, self._more = review, token, host, thread, more
@@ -221,7 +222,10 @@ class _Guarded(_Answer):
         self.finish({"error": reason})
 
     async def _in_thread(self, work: Callable[[], Any]) -> Any:
-        """What the work returns, computed in the one thread; None where it failed, which is then answered."""
+        """Return the result of the work, which the one thread computes.
+
+        If it fails, answer the error and return None.
+        """
         try:
             return await asyncio.get_running_loop().run_in_executor(self._thread, work)
         except BroadsheetError as error:
@@ -230,7 +234,7 @@ class _Guarded(_Answer):
 
 
 class _Rows(_Guarded):
-    """All rows, with what was decided."""
+    """All rows, with the decisions."""
 
     def get(self) -> None:
         review, facts = self._review, ("file", "row", "truth", "truth_score", "label", "score", DECISION, TEXT)
@@ -243,7 +247,7 @@ class _Rows(_Guarded):
 
 
 class _Decision(_Guarded):
-    """A decision, which is on the disk once this is answered."""
+    """A decision, which is on the disk before this is answered."""
 
     async def post(self, number: str) -> None:
         try:
@@ -258,7 +262,7 @@ class _Decision(_Guarded):
 
 
 class _Why(_Guarded):
-    """What spoke for the label of a row, and for the one that it has."""
+    """The words that support the label of a row, and the label that the row has."""
 
     async def get(self, number: str) -> None:
         explainer, rows = self._more["explainer"], self._review.rows
@@ -279,7 +283,7 @@ class _Why(_Guarded):
 
 
 def _as_json(why: Explanation) -> dict[str, Any]:
-    """What the page shows of an explanation: the words, and the strongest pieces."""
+    """Return what the page shows of an explanation: the words, and the strongest pieces."""
     pieces = [piece for piece in why.pieces if piece.weight > 0][:_SHOWN_PIECES]
     return {
         "text": why.text,

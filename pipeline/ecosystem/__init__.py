@@ -1,1 +1,1 @@
-"""What other tools of the field take and give: Dask collections, ONNX, the Hugging Face Hub."""
+"""Connections to other tools of the field: Dask collections, ONNX, the Hugging Face Hub."""

@@ -1,5 +1,5 @@
-"""Frames of other libraries with their labels: Dask's, which are labelled when the user computes them, cudf's, whose
-text stays on the GPU, and datasets of Hugging Face, at once or as they are read.
+"""Adds labels to frames of other libraries. Dask's are labelled when the user computes them. cudf's text stays on the
+GPU. Hugging Face datasets are labelled at once or as they are read.
 
 A Dask graph holds the model's name and digest. Each worker process loads it once, at its first partition.
 """
@@ -30,20 +30,22 @@ _LABELLED_AT_ONCE = 10_000
 
 
 def function_for(frame: Any) -> Callable[[Any, ModelOrModels, Options, str | None], Any] | None:
-    """The function that labels such a frame where it is, given model, options and suffix of added columns; None for
-    others, which are labelled in a job. It raises UsageError for a column or option that does not fit.
+    """Return the function that labels such a frame where it is, or None for frames that a job labels.
+
+    The function takes the model, the options, and the suffix of added columns. It raises UsageError for a column or
+    option that does not fit.
     """
     kinds = ((_is_lazy, _label_lazily), (_is_gpu_frame, _label_gpu_frame), (_is_dataset, _label_dataset))
     return next((label for fits, label in kinds if fits(frame)), None)
 
 
 def _is_lazy(frame: Any) -> bool:
-    """Whether it is a Dask DataFrame, Series or Bag."""
+    """Return whether the frame is a Dask DataFrame, Series or Bag."""
     return hasattr(frame, "__dask_graph__")
 
 
 def _label_lazily(frame: Any, model: ModelOrModels, options: Options, suffix: str | None) -> Any:
-    """A Dask DataFrame with the columns of labels after its own; of a Bag of strings, a Bag of dicts.
+    """Return a Dask DataFrame with the columns of labels after its own, or, for a Bag of strings, a Bag of dicts.
 
     Raises UsageError for another collection, and for a column or option that does not fit.
     """
@@ -57,7 +59,7 @@ def _label_lazily(frame: Any, model: ModelOrModels, options: Options, suffix: st
         if options.text_column or options.label_column:
             raise UsageError("a Bag of strings has no columns: leave out text_column and label_column")
         return frame.map_partitions(_label_items, labels_of(given, options, pa.schema([(_TEXT, pa.string())])))
-    import dask.dataframe  # an extra, which a Bag does without
+    import dask.dataframe  # an extra, which a Bag does not need
 
     if isinstance(frame, dask.dataframe.Series):
         frame = frame.to_frame(_TEXT)
@@ -79,8 +81,9 @@ def _label_partition(partition: pd.DataFrame, labels: Labels, suffix: str | None
 
 
 def _with_labels(partition: pd.DataFrame, added: pa.Table, suffix: str | None) -> pd.DataFrame:
-    """A partition with its labels. Their types are always the same: integers and booleans may be null, and lists have
-    Arrow's own type, which Dask can write to Parquet.
+    """Return a partition with its labels, whose types are always the same.
+
+    Integers and booleans may be null, and lists have Arrow's own type, which Dask can write to Parquet.
     """
     import pandas as pd
 
@@ -93,7 +96,7 @@ def _with_labels(partition: pd.DataFrame, added: pa.Table, suffix: str | None) -
 
 
 def _label_items(items: Iterable[Any], labels: Labels) -> list[dict[str, Any]]:
-    """Each text with its labels. What is no string has none, and a reason."""
+    """Return each text with its labels. An item that is not a string has a reason instead of labels."""
     texts = list(items)
     given = [text if is_unicode(text) else None for text in texts]
     rows = labels.of(pa.table({_TEXT: pa.array(given, pa.large_string())})).to_pylist()
@@ -105,12 +108,12 @@ def _label_items(items: Iterable[Any], labels: Labels) -> list[dict[str, Any]]:
 
 
 def _is_gpu_frame(frame: Any) -> bool:
-    """Whether it is a cudf DataFrame."""
+    """Return whether the frame is a cudf DataFrame."""
     return type(frame).__module__.partition(".")[0] == "cudf" and hasattr(frame, "columns")
 
 
 def _label_gpu_frame(frame: Any, model: ModelOrModels, options: Options, suffix: str | None) -> Any:
-    """A cudf DataFrame with the columns of labels after its own.
+    """Return a cudf DataFrame with the columns of labels after its own.
 
     Raises UsageError for a column or option that does not fit.
     """
@@ -118,7 +121,7 @@ def _label_gpu_frame(frame: Any, model: ModelOrModels, options: Options, suffix:
 
 
 def _gpu_labels(frame: Any, model: ModelOrModels, options: Options) -> Labels:
-    """How the rows of such a frame are labelled. Raises UsageError for several text columns, and a truth column."""
+    """Return the `Labels` for such a frame. Raises UsageError for several text columns, and for a truth column."""
     labels = labels_of(model, options, frame.head(0).to_arrow().schema)
     if len(labels.selection.columns) > 1 or labels.selection.join:
         raise UsageError("of a frame on a GPU one text column is read, and no other: join them with cudf's str.cat")
@@ -126,7 +129,7 @@ def _gpu_labels(frame: Any, model: ModelOrModels, options: Options) -> Labels:
 
 
 def _with_gpu_labels(frame: Any, labels: Labels, suffix: str | None) -> Any:
-    """The frame with its labels, which are made on the host."""
+    """Return the frame with its labels, which are made on the host."""
     import cudf
 
     column = labels.selection.text[0]
@@ -139,7 +142,7 @@ def _with_gpu_labels(frame: Any, labels: Labels, suffix: str | None) -> Any:
 
 
 def _called(what: str, own: Sequence[str], added: Sequence[str], suffix: str | None) -> list[str]:
-    """What columns of labels are called beside others. Raises UsageError where a name is taken."""
+    """Return the names of the label columns next to other columns. Raises UsageError if a name is taken."""
     names = [name + suffix if suffix and name in own else name for name in added]
     if taken := [name for name in names if name in own]:
         remedy = "" if suffix else ", or pass suffix='_predicted', for example"
@@ -148,12 +151,12 @@ def _called(what: str, own: Sequence[str], added: Sequence[str], suffix: str | N
 
 
 def _is_dataset(frame: Any) -> bool:
-    """Whether it is a Dataset or an IterableDataset."""
+    """Return whether the frame is a Dataset or an IterableDataset."""
     return type(frame).__module__.startswith("datasets.") and hasattr(frame, "features")
 
 
 def _label_dataset(dataset: Any, model: ModelOrModels, options: Options, suffix: str | None) -> Any:
-    """The dataset with the columns of labels after its own.
+    """Return the dataset with the columns of labels after its own.
 
     Raises UsageError for a column or option that does not fit.
     """
@@ -161,7 +164,7 @@ def _label_dataset(dataset: Any, model: ModelOrModels, options: Options, suffix:
 
     if options.label_column:
         raise UsageError("label_column is for classify, whose report has the accuracy: a dataset keeps its own column")
-    if dataset.features is None:  # of a generator
+    if dataset.features is None:  # a dataset of a generator has none
         names = next((list(row) for row in dataset.take(1)), ["text"])
         own, features = pa.schema([(name, pa.string()) for name in names]), None
     else:

@@ -1,4 +1,4 @@
-"""A model as an ONNX graph, for ONNX Runtime, Triton, browsers and phones; and the function that makes its inputs."""
+"""Exports a model as an ONNX graph, for ONNX Runtime, Triton, browsers and phones, and makes its inputs."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ from ..processes.threads import available_cores
 from ..storage.disk import write_file
 
 OPSET = 17
-"""The first with LayerNormalization."""
+"""The first opset with LayerNormalization."""
 
-_IR = 8  # of the same release as that opset
+_IR = 8  # from the same release as that opset
 _CHECKED = 1_000
 _BATCH = 100
 
 _NO_GRAPH = "there is no ONNX graph of it"
 
 TOLERANCE = 1e-3
-"""By how much a score may differ: both sum in fp32, in different orders. A wrong graph differs by far more."""
+"""The largest allowed difference of a score: both sum in fp32, in different orders. A wrong graph differs far more."""
 
 
 def onnx_inputs(model: str | Path | Model, texts: Iterable[str | bytes]) -> dict[str, NDArray[Any]]:
-    """Encode texts as an exported model reads them.
+    """Encode texts as the inputs of an exported model.
 
     A program in another language makes ``ids`` in a few lines: decode UTF-8, lower-case A to Z, look each of the first
     `length` characters up in the alphabet, with ``symbols`` for one that is not there, and fill up with
@@ -52,10 +52,10 @@ def onnx_inputs(model: str | Path | Model, texts: Iterable[str | bytes]) -> dict
     Returns
     -------
     dict of str to ndarray
-        The inputs by name. ``ids``, uint8 [N, length]. For a model with n-grams also ``ngrams``, int32 [N, 2, G]: the
-        buckets of each text's n-grams of words, and of characters, each once, filled up with the number of buckets to
-        as many as the text with most has; and ``ngram_times``, float32 [N, 2, G]: how much each counts, the number of
-        binary digits of how often it occurs, or 0.
+        The inputs by name. ``ids``, uint8 [N, length]. For a model with n-grams also two more. ``ngrams``, int32
+        [N, 2, G], holds the buckets of each text's n-grams of words, and of characters, each once; rows are filled up
+        with the number of buckets to the length of the longest. ``ngram_times``, float32 [N, 2, G], is the weight of
+        each: the number of binary digits of how often it occurs, or 0.
 
     Raises
     ------
@@ -68,8 +68,8 @@ def onnx_inputs(model: str | Path | Model, texts: Iterable[str | bytes]) -> dict
     >>> inputs["ids"].shape
     (1, 1014)
 
-    Of ``session``, an ``onnxruntime.InferenceSession`` of the exported file, ``session.run(["scores"], inputs)`` has
-    the scores.
+    If ``session`` is an ``onnxruntime.InferenceSession`` of the exported file, ``session.run(["scores"], inputs)``
+    returns the scores.
 
     """
     articles = [text.encode("utf-8", "surrogatepass") if isinstance(text, str) else text for text in texts]
@@ -101,8 +101,8 @@ def _inputs(model: Model, texts: Texts) -> dict[str, NDArray[Any]]:
 def export_onnx(model: str | Path | Model, path: str | Path) -> float:
     """Write a model as an ONNX file, and compare its scores with our own.
 
-    The graph takes ``ids``, uint8 [N, length], and of a model with n-grams ``ngrams`` and ``ngram_times``
-    (`onnx_inputs` makes them all), and gives ``scores``, float32 [N, classes]. It takes ids and not strings, since no
+    The graph takes ``ids``, uint8 [N, length], and for a model with n-grams ``ngrams`` and ``ngram_times``
+    (`onnx_inputs` makes them all). It returns ``scores``, float32 [N, classes]. It takes ids and not strings, since no
     ONNX operator splits a string into characters. Weights are fp32; activation scales for int8 are left out. The
     metadata has the alphabet, the classes, the length, the kinds of n-grams, the digest and the card, each as JSON.
 
@@ -111,12 +111,12 @@ def export_onnx(model: str | Path | Model, path: str | Path) -> float:
     model : str, Path or Model
         A shipped model's name, a model file, or a loaded `Model`.
     path : str or Path
-        The file, which is replaced if it exists, once it is verified.
+        The file. If it exists, it is replaced after the new one is verified.
 
     Returns
     -------
     float
-        The greatest difference between a score of ONNX Runtime and one of ours, on 1,000 texts.
+        The largest difference between a score of ONNX Runtime and one of ours, on 1,000 texts.
 
     Raises
     ------
@@ -127,7 +127,7 @@ def export_onnx(model: str | Path | Model, path: str | Path) -> float:
     OutputError
         For a file that cannot be written.
     BroadsheetError
-        If a score differs by more than `TOLERANCE`; nothing is written then.
+        If a score differs by more than `TOLERANCE`. Then nothing is written.
 
     Examples
     --------
@@ -148,7 +148,7 @@ def export_onnx(model: str | Path | Model, path: str | Path) -> float:
 
 
 def to_onnx(model: Model) -> bytes:
-    """The ONNX file of a model. Raises UsageError without the package ``onnx``."""
+    """Return the ONNX file of a model. Raises UsageError without the package ``onnx``."""
     onnx = _package("onnx")
     graph = _Graph(onnx, model)
     made = onnx.helper.make_model(
@@ -170,7 +170,7 @@ def to_onnx(model: Model) -> bytes:
 
 
 class _Graph:
-    """The nodes of a model's graph, added one after the other; each is called by its output."""
+    """The nodes of a model's graph, added one after the other. Each is named by its output."""
 
     def __init__(self, onnx: Any, model: Model) -> None:
         if model.encoder is not None:
@@ -214,7 +214,7 @@ class _Graph:
         return helper.make_graph(self._nodes, "broadsheet", given, [scores], constants)
 
     def _one_hot(self, ids: str) -> str:
-        """[N, symbols, length]: the columns of unknown characters and of padding are zero."""
+        """Return [N, symbols, length], in which the columns of unknown characters and of padding are zero."""
         symbols = len(self._model.alphabet)
         rows = self._constant("columns", np.eye(symbols + 2, symbols, dtype=np.float32))
         columns = self._node("Gather", [rows, ids], "one-hot rows", axis=0)
@@ -235,7 +235,7 @@ class _Graph:
         return x
 
     def _of_text(self, ids: str, rows: int) -> str:
-        """Whether each row of block 1 comes before the end of the text, [N, 1, rows]."""
+        """Return whether each row of block 1 comes before the end of the text, [N, 1, rows]."""
         kinds = self._onnx.TensorProto
         padding = self._constant("padding", np.int32(self._model.alphabet.padding))
         places = self._constant("places", np.arange(1, self._model.length + 1, dtype=np.int32))
@@ -252,9 +252,9 @@ class _Graph:
         return self._node("Relu", [x], f"{layer.name} relu") if layer.relu else x
 
     def _branch(self, ngrams: NGrams) -> str:
-        """What the n-grams add to the logits, [N, classes], as `model/ngrams.py` has it."""
+        """Return what the n-grams add to the logits, [N, classes], as in `model/ngrams.py`."""
         classes = len(self._model.classes)
-        padded = np.concatenate([ngrams.table, np.zeros((1, classes + 1), np.int16)])  # the last row is no n-gram's
+        padded = np.concatenate([ngrams.table, np.zeros((1, classes + 1), np.int16)])  # the last is for no n-gram
         rows = self._node("Gather", [self._constant("table", padded), "ngrams"], "table rows", axis=0)
         rows = self._node("Cast", [rows], "table rows fp32", to=self._onnx.TensorProto.FLOAT)
         times = self._node("Unsqueeze", ["ngram_times", self._constant("last axis", np.array([-1]))], "times")
@@ -284,14 +284,15 @@ class _Graph:
 
 
 def _difference(model: Model, data: bytes) -> float:
-    """The greatest difference of a score between ONNX Runtime and the CPU engine, on 1,000 texts of any kind, or up to
-    the first that is too large.
+    """Return the largest difference of a score between ONNX Runtime and the CPU engine.
+
+    The comparison takes 1,000 texts of any kind, or stops at the first difference that is too large.
     """
     runtime = _package("onnxruntime")
     options = runtime.SessionOptions()
     options.log_severity_level = 3
     options.intra_op_num_threads = available_cores()
-    options.add_session_config_entry("session.intra_op.allow_spinning", "0")  # our engine has its turn in between
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")  # our engine runs in between
     session = runtime.InferenceSession(data, options, providers=["CPUExecutionProvider"])
     texts = sample_texts(model)
     engine = CpuEngine(model, available_cores(), "fp32")
@@ -301,7 +302,7 @@ def _difference(model: Model, data: bytes) -> float:
             part = Texts.of(texts[first : first + _BATCH])
             ours = engine.classify(part, all_scores=True).all_scores
             (theirs,) = session.run(["scores"], _inputs(model, part))
-            greatest = float(np.maximum(greatest, np.abs(theirs - ours).max()))  # NaN where one of them is
+            greatest = float(np.maximum(greatest, np.abs(theirs - ours).max()))  # NaN if one of them is
             if not greatest <= TOLERANCE:
                 break
     finally:
@@ -310,8 +311,10 @@ def _difference(model: Model, data: bytes) -> float:
 
 
 def sample_texts(model: Model, count: int = _CHECKED) -> list[bytes]:
-    """Texts for a comparison, always the same: of every length up to a little more than what the model reads, most of
-    them short, with characters within and outside the alphabet; and an empty one.
+    """Return texts for a comparison, which are always the same.
+
+    They have every length up to a little more than the model reads, but most are short. Their characters are within and
+    outside the alphabet. One text is empty.
     """
     rng = np.random.default_rng(0)
     symbols = np.array([*model.alphabet.symbols, *"AZé漢🎈\x00"])

@@ -1,4 +1,4 @@
-"""A model as a repository of the Hugging Face Hub, with a card made from the model's own."""
+"""Uploads a model to a repository of the Hugging Face Hub, with a card made from the model's own."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ _MOST_CLASSES = 50
 def push(model: str | Path | Model, repository: str, *, private: bool = False, message: str = "A model") -> str:
     """Upload a model to the Hugging Face Hub, in one commit with its card. Needs the extra ``hub``.
 
-    The repository is made if it is not there. Afterwards ``hf://user/name`` is the model, for every command. You log in
-    by ``hf auth login``, or have a token in the environment, as for other programs of Hugging Face.
+    The repository is created if it does not exist. Afterwards ``hf://user/name`` is the model, for every command. Log
+    in with ``hf auth login``, or have a token in the environment, as for other Hugging Face programs.
 
     Parameters
     ----------
@@ -27,23 +27,23 @@ def push(model: str | Path | Model, repository: str, *, private: bool = False, m
     repository : str
         ``user/name``.
     private : bool
-        Of a repository that is made: only you see it.
+        Whether a repository that is created is private, so that only you see it.
     message : str
-        Of the commit.
+        The message of the commit.
 
     Returns
     -------
     str
-        The model by its commit, ``hf://user/name@…``: give this where it must never change.
+        The model by its commit, ``hf://user/name@…``. Use this name where the model must never change.
 
     Raises
     ------
     UsageError
-        For a name that is none, and without the package ``huggingface_hub``.
+        For an invalid name, and without the package ``huggingface_hub``.
     ModelError
         For a model that cannot be loaded.
     OutputError
-        If the Hub refuses it, or is out of reach.
+        If the Hub refuses the upload, or is out of reach.
 
     Examples
     --------
@@ -69,14 +69,14 @@ def push(model: str | Path | Model, repository: str, *, private: bool = False, m
         commit = api.create_commit(
             repository, [CommitOperationAdd(name, data) for name, data in files.items()], commit_message=message
         )
-    except Exception as error:  # of HTTP, the name or the cache, each of another library
+    except Exception as error:  # errors of HTTP, the name and the cache come from several libraries
         reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
         raise OutputError(f"{repository} could not be pushed: {reason[:200]}") from error
     return f"{HUB}{repository}@{commit.oid}"
 
 
 def model_card(model: Model, repository: str) -> str:
-    """The page of a repository, in Markdown: what the model reads and says, how to use it, and its card."""
+    """Return the page of a repository, in Markdown: what the model reads and returns, how to use it, and its card."""
     names = ", ".join(model.classes[:_MOST_CLASSES]) + (", …" if len(model.classes) > _MOST_CLASSES else "")
     facts = {"classes": f"{len(model.classes)}: {names}", "reads": _reads(model)}
     if model.meant_for:
@@ -122,5 +122,5 @@ def _reads(model: Model) -> str:
 
 
 def _indented(line: str) -> str:
-    """As code, in which nothing that a card or a class holds is Markdown."""
+    """Return the line indented as code, so that nothing in a card or a class is read as Markdown."""
     return "    " + " ".join(line.splitlines())

@@ -1,4 +1,4 @@
-"""The engines of models that are used from other libraries: found by the model's name, and loaded once in a process.
+"""The engines of models that other libraries use. They are found by the model's name, and loaded once in a process.
 
 A Dask graph or a database holds a `Resident`: a name and a digest, never weights.
 """
@@ -25,7 +25,7 @@ from ..processes.threads import WORKERS_PER_HOST, available_cores, share_of_core
 
 @dataclass(frozen=True)
 class Resident:
-    """A model by name, and how it is to be computed.
+    """A model by name, and the way to compute it.
 
     Attributes
     ----------
@@ -36,7 +36,7 @@ class Resident:
     device, precision, kernels : str
         As in `open_engine`.
     network : str
-        About which texts the network of a model with n-grams is asked, as in `Model.asking`.
+        The texts for which the network of a model with n-grams is asked, as in `Model.asking`.
 
     """
 
@@ -52,13 +52,15 @@ class Resident:
         return f"resident-{self.digest[:16]}-{self.device}-{self.precision}-{self.kernels}"
 
     def load(self) -> Engine:
-        """An engine. Raises BroadsheetError where the model cannot be loaded here, or is another one, and what
-        `open_engine` raises.
+        """Open an engine.
+
+        Raises BroadsheetError if the model cannot be loaded here or is a different one, and the errors of
+        `open_engine`.
         """
         return ENGINES.open_engine(self.model(), self.device, self.precision, _threads(), self.kernels)
 
     def model(self) -> Model:
-        """The model. Raises BroadsheetError where it cannot be loaded in this process, or is another one."""
+        """Return the model. Raises BroadsheetError if it cannot be loaded in this process, or is a different one."""
         if self.digest in _GIVEN:
             return _GIVEN[self.digest]
         try:
@@ -74,8 +76,9 @@ class Resident:
 
 @contextmanager
 def in_use(models: Sequence[Resident]) -> Iterator[list[Engine]]:
-    """The engines of these models in this process, for one thread at a time; loaded at the first call. Raises as
-    `Resident.load` does.
+    """Yield the engines of these models in this process, for one thread at a time. They are loaded at the first call.
+
+    Raises the errors of `Resident.load`.
     """
     with _LOADING:
         for model in models:
@@ -98,7 +101,7 @@ def resident(
     kernels: str = "auto",
     network: str = "uncertain",
 ) -> tuple[Resident, Model]:
-    """A model by name, and the model. One that was given as a `Model` is kept in this process.
+    """Return a model by name, and the model. A model that was given as a `Model` is kept in this process.
 
     Parameters
     ----------
@@ -142,7 +145,7 @@ def share(model: Model) -> None:
 
 
 def release() -> None:
-    """Give up the engines and models of this process; a later call loads them again."""
+    """Release the engines and models of this process. A later call loads them again."""
     with _LOADING:
         for key in _HELD:
             ENGINES.withdraw(key)
@@ -151,7 +154,7 @@ def release() -> None:
 
 
 def _threads() -> int:
-    """The cores for a CPU engine: those of this Dask worker, where this is one."""
+    """Return the number of cores for a CPU engine: those of this Dask worker, if this process is one."""
     from distributed.worker import get_worker
 
     workers = dask.config.get(WORKERS_PER_HOST, None)

@@ -1,4 +1,4 @@
-"""Rows of another library, labelled at once on the engine of this process: Arrow tables in and out."""
+"""Labels rows of another library at once, on the engine of this process, from Arrow table to Arrow table."""
 
 from __future__ import annotations
 
@@ -24,25 +24,25 @@ from ..source.rows.limits import CHUNK_ROWS, LIMITS
 from .resident import Resident, in_use, resident
 
 ModelOrModels = str | Path | Model | Iterable[str | Path | Model]
-"""As the option `model` takes it."""
+"""The types that the option `model` accepts."""
 
 _TOO_LONG = pa.scalar(LIMITS.long_text)
 
 
 @dataclass(frozen=True)
 class Labels:
-    """How rows are labelled, and by which models.
+    """Labels rows with some models and options.
 
     Attributes
     ----------
     models : tuple of Resident
         The models.
     options : Options
-        The options, of which `chunk_size` and `strict` are used here.
+        The options. Only `chunk_size` and `strict` are used here.
     selection : Selection
-        What is read of a row, with the text column resolved.
+        The columns to read from a row, with the text column resolved.
     columns : Columns
-        The columns that are made of it.
+        The columns that are computed.
 
     """
 
@@ -53,14 +53,14 @@ class Labels:
 
     @property
     def schema(self) -> pa.Schema:
-        """The columns that are added to rows, the last of which is why a row has no label."""
+        """The columns that are added to rows. The last one is the reason why a row has no label."""
         computed = list(self.columns.written)[len(self.selection.row_schema) :]
         return pa.schema([*computed, REASON])
 
     def of(self, table: pa.Table) -> pa.Table:
-        """The columns of N rows, in their order; `table` has the columns of the selection.
+        """Return the columns of N rows, in their order. `table` has the columns of the selection.
 
-        Raises SourceError for the first row that cannot be labelled, where the options are strict.
+        Raises SourceError for the first row that cannot be labelled, if the options are strict.
         """
         tables, row = [], 0
         with in_use(self.models) as [engine, *_]:
@@ -77,9 +77,9 @@ class Labels:
         return labelled
 
     def of_gpu(self, given: OnGpu) -> pa.Table:
-        """The columns of N texts that are on a GPU, in their order.
+        """Return the columns of N texts that are on a GPU, in their order.
 
-        Raises UsageError where the models are computed on a CPU; SourceError as `of`.
+        Raises UsageError if the models are computed on a CPU, and SourceError as in `of`.
         """
         with in_use(self.models) as [engine, *_]:
             device = engine.backend.device
@@ -100,7 +100,10 @@ class Labels:
         return self._refuse_bad(pa.table([*columns, pc.coalesce(labelled[REASON.name], reasons)], self.schema))
 
     def _of_chunk(self, chunk: Chunk, row: int, texts: Texts | None = None) -> pa.Table:
-        """The columns of a chunk that begins with this row; `texts` are its texts, where it has none of its own."""
+        """Return the columns of a chunk that begins with this row.
+
+        `texts` are its texts, if the chunk has none itself.
+        """
         scoring = self.columns.scoring
         with in_use(self.models) as engines:
             scored = score_chunk(chunk, engines, scoring, compute=lambda own: score(texts or own, engines, scoring))
@@ -109,13 +112,13 @@ class Labels:
 
 
 def _without_text(rows: int, first: int, selection: Selection) -> Chunk:
-    """A chunk whose text is elsewhere."""
+    """Return a chunk whose text is elsewhere."""
     about = pa.table([pa.repeat(MEMORY, rows), pa.array(np.arange(first, first + rows))], selection.row_schema)
     return Chunk(pa.repeat(pa.scalar(b"", pa.large_binary()), rows), about, QUARANTINE_SCHEMA.empty_table())
 
 
 def labels_of(model: ModelOrModels, options: Options, schema: pa.Schema) -> Labels:
-    """How rows with this schema are labelled. Raises UsageError for a column or option that does not fit."""
+    """Return how to label rows with this schema. Raises UsageError for a column or option that does not fit."""
     models = [model] if isinstance(model, str | Path | Model) else list(model)
     loaded = load_models(models, options.network, options.preparation)
     how = (options.device, options.precision, options.kernels, options.network)

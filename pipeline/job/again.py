@@ -1,5 +1,6 @@
-"""A job that goes on. By its folder alone, in which it saves what it was asked for; and by options that must be those
-that it began with: where they are not, a message names the flags that make them so.
+"""Resumes a job from its folder alone, in which the request is saved, or with options.
+
+The options must equal those that the job began with. If they differ, a message names the flags that make them equal.
 """
 
 from __future__ import annotations
@@ -28,13 +29,13 @@ from ..storage.names import absolute, as_url, root_of, without_secrets
 
 _TAB = "\t"
 _LOOK_SECONDS = 2.0
-"""How long a command that ends waits for a store to say whether a job was begun there."""
+"""A command that ends waits at most this many seconds for a store to say whether a job was begun there."""
 HELD = {"root", "resume", "overwrite", "update"} | {n for n, o in TABLE.items() if o.recorded or o.panel == "Computing"}
-"""Options that a job has by its folder alone, or that say how it begins."""
+"""Options that a job reads from its folder alone, or that say how it begins."""
 
 
 class Asked(Struct, frozen=True, forbid_unknown_fields=True):
-    """What a job was asked for that its fingerprint does not hold. All paths are absolute.
+    """The parts of a request that the job's fingerprint does not hold. All paths are absolute.
 
     Attributes
     ----------
@@ -59,20 +60,20 @@ class Asked(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def save_asked(folder: OutputFolder, source: Any, models: Models, options: Options, check: Callable[[], None]) -> None:
-    """Save what a job over files was asked for, unless one of their URLs holds a password or a signature.
+    """Save the request of a job over files, unless one of their URLs holds a password or a signature.
 
     Parameters
     ----------
     folder : OutputFolder
-        The folder of the job, in which it is saved.
+        The folder of the job, in which the request is saved.
     source : object
-        The input, as `classify` takes it.
+        The input, as in `classify`.
     models : Models
         The models of the job.
     options : Options
-        Its options.
+        The options of the job.
     check : callable
-        Raises where the folder has been taken over by another job.
+        A function that raises if another job has taken over the folder.
 
     """
     inputs = [absolute(as_url(name) or name) for name in paths_of(source) or ()]
@@ -85,7 +86,7 @@ def save_asked(folder: OutputFolder, source: Any, models: Models, options: Optio
 
 
 def how_to_go_on(place: Location, source: Any, command: str) -> str:
-    """What continues the job that was begun at a place: the command, where that needs nothing but the folder."""
+    """Return how to continue the job that was begun at a place: the command, if that needs only the folder."""
     begun, saved = _begun(place)
     if begun is False:
         return "No job has begun there yet"
@@ -96,14 +97,17 @@ def how_to_go_on(place: Location, source: Any, command: str) -> str:
 
 
 def _begun(place: Location) -> tuple[bool | None, bool]:
-    """Whether a job was begun at a place, None where that is not found out soon; and whether its request is there."""
+    """Return whether a job was begun at a place, and whether its request is saved there.
+
+    The first is None if the place is slow to answer.
+    """
     found: SimpleQueue[tuple[bool | None, bool]] = SimpleQueue()
 
     def look() -> None:
         try:
             folder = OutputFolder(place)
             found.put((folder.is_begun, folder.store.has(REQUEST)))
-        except BroadsheetError:  # it may be out of reach now
+        except BroadsheetError:  # the place may be out of reach now
             found.put((None, True))
 
     Thread(target=look, name="broadsheet-folder", daemon=True).start()
@@ -114,7 +118,7 @@ def _begun(place: Location) -> tuple[bool | None, bool]:
 
 
 def taken_up(place: Location) -> tuple[Paths, list[str], dict[str, Any]]:
-    """Input, models and options of the job in a folder. Raises UsageError where these are not saved there."""
+    """Return the input, models and options of the job in a folder. Raises UsageError if they are not saved there."""
     folder = OutputFolder(place)
     if not (folder.is_begun and folder.store.has(REQUEST)):
         raise UsageError(
@@ -124,17 +128,17 @@ def taken_up(place: Location) -> tuple[Paths, list[str], dict[str, Any]]:
     asked = from_json(folder.store.read(REQUEST), Asked, folder.path / REQUEST)
     files = {name: getattr(asked, name) for name in ("root", "truth", "map_labels")}
     options = options_of(folder.manifest().fingerprint) | files
-    del options["chunk_size"]  # which a job that goes on has in any case
+    del options["chunk_size"]  # a job that resumes always has it
     return Paths(asked.inputs), [*asked.models], {name: value for name, value in options.items() if value is not None}
 
 
 def options_of(job: Fingerprint) -> dict[str, Any]:
-    """The options other than the defaults that make a job what it is; of answers and a label map, the hash."""
+    """Return the options of a job that are not the defaults. Answers and a label map appear as their hash."""
     held, backend = job.settings, job.backend
     options = {name: getattr(held, name) for name in Settings.__struct_fields__ if name in TABLE}
     options |= {"text_column": held.text_columns, "label_column": held.truth_column, "id_column": held.kept_columns}
     if held.join is not UNSET:
-        del options["text_column"]  # the template names them
+        del options["text_column"]  # the template names the columns
     options |= {"device": backend.device, "precision": backend.precision}
     options["kernels"] = "auto" if backend.device == "cpu" or backend.kernels == TORCH else backend.kernels
     if held.windows is not UNSET:
@@ -143,7 +147,7 @@ def options_of(job: Fingerprint) -> dict[str, Any]:
 
 
 def flags(name: str, value: Any, quoted: Callable[[str], str] = shlex.quote) -> str:
-    """An option in a command line."""
+    """Return an option as it is written in a command line."""
     values = value if isinstance(value, tuple | list) else [value]
     if TYPES.get(name) == HEADER:
         values = [",".join(values)]
@@ -152,14 +156,14 @@ def flags(name: str, value: Any, quoted: Callable[[str], str] = shlex.quote) -> 
 
 
 def refuse_difference(folder: OutputFolder, before: Fingerprint, now: Fingerprint, update: bool) -> None:
-    """Raise UsageError, naming all that is to change, unless the job begun in the folder is this one."""
+    """Raise UsageError unless the job in the folder is this one. The message names every difference."""
     if before == now:
         return
     steps, was, given = [], options_of(before), options_of(now)
     for name in TABLE:
         old, new = was.get(name), given.get(name)
         there = "" if new is None else _shown(name, new)
-        there = "--id-column and --keep" if new and name == "id_column" else there  # either may have been given
+        there = "--id-column and --keep" if new and name == "id_column" else there  # the user may have given either
         if old is None and new is not None:
             steps.append(f"leave out {there}")
         elif name == "truth" and old != new:
@@ -179,7 +183,7 @@ def refuse_difference(folder: OutputFolder, before: Fingerprint, now: Fingerprin
 
 
 def _shown(name: str, value: Any) -> str:
-    """An option in a message, in which Python's form of it has quotes around a text, and none around a number."""
+    """Return an option for a message, in Python's form: quotes around a text, and none around a number."""
 
     def quoted(text: str) -> str:
         return text if text.replace(".", "").isdecimal() else shlex.quote(text) if "'" in text else f"'{text}'"

@@ -1,5 +1,5 @@
-"""How a job begins: fresh, resumed, updated or overwritten, decided once by its folder and options; and the values that
-its steps pass on: what is requested, found, planned and done.
+"""Decides how a job begins (fresh, resumed, updated or overwritten) from its folder and options. Holds the values that
+the steps of a job pass on: `Request` -> `Prepared` -> `Planned` -> `Outcome`.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Request:
-    """What the user requests.
+    """A job that a user requests.
 
     Attributes
     ----------
@@ -53,19 +53,19 @@ class Request:
     folder : OutputFolder or None
         The output folder; None for results in memory.
     models : Models
-        The models that label it.
+        The models that label the input.
     client : distributed.Client or callable
-        Of a cluster that runs already, whose workers' devices determine the chunk size; or what connects to one that is
-        started while the job is planned, and ends with the job.
+        A client of a running cluster, whose workers' devices determine the chunk size. Or a function that connects to
+        a cluster, which starts while the job is planned and ends with the job.
     options : Options
         The options of the job.
     progress : Progress
-        What shows the job's progress to the user.
+        The object that shows the job's progress to the user.
     stop : callable
-        Called before each chunk is submitted; the job ends early once it returns True.
+        Called before each chunk is submitted. The job ends early when it returns True.
     puts_off_changed : bool
-        Of a job that goes on: whether files that have changed or are gone since it began are left to an update, as is
-        what is read together with them.
+        If the job resumes: whether an update labels the files that have changed or are gone since it began, and the
+        files that are read together with them.
 
     """
 
@@ -80,10 +80,10 @@ class Request:
 
 
 def refuse_files(source: Any, output: Location | None, models: Iterable[str], options: Options) -> None:
-    """Raise UsageError where a file or a folder that a job is to write must not be: it is what the job reads, say; and
-    for options of files and of object stores in a job that has none.
+    """Raise UsageError if the job may not write one of its files or folders, for example because the job reads it.
 
-    A job that goes on replaces the trace and the report of its last run. models: their files.
+    Also raise UsageError for options of files and of object stores if the job has none. A job that resumes replaces the
+    trace and the report of its last run. models: their files.
     """
     paths = paths_of(source)
     if paths is None and options.root is not None:
@@ -101,15 +101,15 @@ def refuse_files(source: Any, output: Location | None, models: Iterable[str], op
 
 
 def named_input(source: Any, models: Models, options: Options, **how: Any) -> Given:
-    """The input of a job, before it is planned. how: of `identify`, which raises UsageError."""
+    """Return the input of a job, before it is planned. how: more keywords for `identify`, which raises UsageError."""
     named: dict[str, Any] = {name: getattr(options, name) for name in ("root", "endpoint", "input_format")}
     return identify(source, len(models.first.alphabet), models.first.length, **named, **how)
 
 
 def rooted(source: Any, options: Options) -> Options:
-    """The options; of a job that writes a file beside each input file, with the one folder that is its input as root.
+    """Return the options. If the job writes a file beside each input file, the root is the one folder of its input.
 
-    Raises UsageError where the input is something else and no root is given.
+    Raises UsageError if the input is not one folder and no root is given.
     """
     if options.layout == "parts" or options.root is not None:
         return options
@@ -122,9 +122,9 @@ def rooted(source: Any, options: Options) -> Options:
 
 
 def of_one_file(one: OneFile, source: Any, options: Options) -> Options:
-    """The options of the job whose labels become one file. Raises UsageError where one of them, or the file, cannot be.
+    """Return the options of a job that writes its labels to one file.
 
-    A job that goes on replaces the file.
+    Raises UsageError if an option or the file does not fit. A job that resumes replaces the file.
     """
     for name in ("format", "layout", "partition_by", "part_rows", "shard", "update"):
         given = getattr(options, name)
@@ -138,18 +138,18 @@ def of_one_file(one: OneFile, source: Any, options: Options) -> Options:
 
 @dataclass(frozen=True)
 class Resumed:
-    """A job that goes on.
+    """A job that resumes.
 
     Attributes
     ----------
     before : Manifest
-        Its manifest.
+        The manifest of the job.
     saved : SavedPlan or None
-        Its plan, with those of its updates; None where the folder has no plan.
+        The plan of the job, with those of its updates; None if the folder has no plan.
     growth : Growth or None
-        The files that have come since; None where there are none.
+        The files that have been added since; None if there are none.
     put_off : tuple of int
-        The numbers of the ranges that are left to an update: files of theirs have changed or are gone.
+        The numbers of the ranges that are left to an update, because some of their files have changed or are gone.
 
     """
 
@@ -160,16 +160,16 @@ class Resumed:
 
     @property
     def is_updated(self) -> bool:
-        """Whether ranges of it were withdrawn or put off: it is planned by what is saved."""
+        """Whether ranges of the job were withdrawn or put off. If so, the saved plan is used."""
         return bool(self.before.updates or self.put_off)
 
     @property
     def left(self) -> SavedPlan | None:
-        """Its plan without what is put off."""
+        """The saved plan without the ranges that are put off."""
         return without(self.saved, self.put_off) if self.saved is not None and self.put_off else self.saved
 
     def plan(self, folder: OutputFolder, files: Files, asked: Selection, cut: bool) -> Plan | None:
-        """Its plan; None where that is to be made again. asked: what the options select. Raises OutputError."""
+        """Return the plan, or None if it must be made again. asked: what the options select. Raises OutputError."""
         if self.left is not None and (self.is_updated or self.left.whole is not UNSET):
             return plan_again(self.left, files.found, asked)
         data, settings = folder.plan(), self.before.fingerprint.settings
@@ -179,28 +179,28 @@ class Resumed:
 
 @dataclass(frozen=True)
 class Update:
-    """A finished job to which files are added, or an update of it that goes on.
+    """A finished job to which files are added, or an update that resumes.
 
     Attributes
     ----------
     before : Manifest
         The manifest of the job.
     number : int
-        Its number among the updates of the job, from 1.
+        The number of this update among the updates of the job, from 1.
     saved : SavedPlan or None
-        Its plan, where an earlier run has begun it.
+        The plan of this update, if an earlier run has begun it.
     whole : SavedPlan
-        The plan of all that was labelled before and stays.
+        The plan of everything that was labelled before and stays.
     earlier : Totals
-        The totals of that.
+        The totals of everything that was labelled before and stays.
     files : sequence of InputFile
-        The files that it labels.
+        The files that this update labels.
     withdrawn : tuple of int
-        The numbers of the earlier ranges that do not stay: files of theirs have changed or are gone.
+        The numbers of the earlier ranges that do not stay, because some of their files have changed or are gone.
     growth : Growth
-        What has changed since the job, for the report.
+        The changes since the job, for the report.
     first_range : int
-        The number of its first range.
+        The number of the first range of this update.
 
     """
 
@@ -220,9 +220,9 @@ class Update:
         return self.saved is None and not (self.files or self.withdrawn)
 
     def plan(self, _: OutputFolder, listed: Files, asked: Selection, cut: bool) -> Plan:
-        """Its plan: by the columns of the job that it adds to, and with ranges numbered on from there.
+        """Return the plan of the update. It uses the columns of the job, and its range numbers follow those of the job.
 
-        listed: the input. asked: what the options select. cut: as of `plan_files`. Raises OutputError.
+        listed: the input. asked: what the options select. cut: as in `plan_files`. Raises OutputError.
         """
         if self.saved is not None:
             return plan_again(self.saved, self.files, asked)
@@ -248,13 +248,13 @@ class Update:
 
 
 Beginning = Resumed | Update | None
-"""None: fresh, with rows in memory or a folder without a manifest, or in place of whatever is in its folder."""
+"""None means fresh: the rows are in memory, or the folder has no manifest, or the job overwrites its folder."""
 
 
 def beginning_of(request: Request, given: Given, identity: str) -> Beginning:
-    """How a job begins. given: its input. identity: the digest of that.
+    """Decide how a job begins. given: its input. identity: the digest of the input.
 
-    Raises UsageError where the job in the folder is a different one or cannot be resumed or updated, OutputError where
+    Raises UsageError if the job in the folder is a different one or cannot be resumed or updated, and OutputError if
     the folder is damaged.
     """
     folder, options = request.folder, request.options
@@ -263,7 +263,7 @@ def beginning_of(request: Request, given: Given, identity: str) -> Beginning:
         if folder and options.update and folder.is_begun:
             raise OutputError(f"{folder.path / MANIFEST} is damaged: --resume repairs this")
         return None
-    # Checked before its plan is used; the backend is compared once it is known.
+    # Compare the settings before the saved plan is used. The backend is compared later, when it is known.
     settings = options.settings(options.chunk_size or before.fingerprint.settings.chunk_size, request.models)
     digest = request.models.digest
     now = msgspec.structs.replace(before.fingerprint, settings=settings, model=digest, writer=WRITER)
@@ -275,7 +275,7 @@ def beginning_of(request: Request, given: Given, identity: str) -> Beginning:
 
 
 def _resumed(folder: OutputFolder, before: Manifest, given: Given, identity: str, puts_off_changed: bool) -> Resumed:
-    """The job in a folder that goes on; new files are left to an update. Raises UsageError where the input has changed.
+    """Resume the job in a folder; new files are left to an update. Raises UsageError if the input has changed.
 
     Parameters
     ----------
@@ -286,7 +286,7 @@ def _resumed(folder: OutputFolder, before: Manifest, given: Given, identity: str
     given : Files or rows in memory
         The input as it is now.
     identity : str
-        The digest of that.
+        The digest of the input.
     puts_off_changed : bool
         Whether files that have changed are left to an update too.
 
@@ -308,15 +308,15 @@ def _resumed(folder: OutputFolder, before: Manifest, given: Given, identity: str
 
 
 def _refuse_unknown_gone(differ: Changes, now: Files) -> None:
-    """Raise SourceError where it is not known which files are gone."""
+    """Raise SourceError if an incomplete listing hides which files are gone."""
     if differ.gone and now.problems:
         raise SourceError(f"{now.problems[0][1]}. So it is not known which files are gone: leave out --changed")
 
 
 def _remedy_of_changes(before: Manifest) -> str:
-    """What helps where files of a job have changed that is to be resumed."""
+    """Return the remedy for a job that cannot be resumed because its files have changed."""
     settings = before.fingerprint.settings
-    if settings.limit is not None or settings.shard is not UNSET:  # which cannot be updated
+    if settings.limit is not None or settings.shard is not UNSET:  # such a job cannot be updated
         return "Start again with --overwrite"
     if before.totals is not None:
         return "Its job is finished: --update --changed labels what has changed, and nothing else"
@@ -324,7 +324,10 @@ def _remedy_of_changes(before: Manifest) -> str:
 
 
 def _continued(folder: OutputFolder, before: Manifest, given: Given) -> Update | None:
-    """The update that was interrupted, for a job that is resumed. Raises UsageError where its files have changed."""
+    """Return the interrupted update of a job that is resumed.
+
+    Raises UsageError if the files of the update have changed.
+    """
     update = _unfinished(folder, before, given)
     if update is None or update.saved is None or not isinstance(given, Files):
         return None
@@ -336,8 +339,10 @@ def _continued(folder: OutputFolder, before: Manifest, given: Given) -> Update |
 
 
 def _begin_update(folder: OutputFolder, manifest: Manifest, now: Given, options: Options) -> Update:
-    """The update of the job in a folder. An update that is under way is continued, as long as its files are still
-    those that it began with; otherwise it is discarded. With `strict`, a file that has changed stops it.
+    """Begin the update of the job in a folder, or continue one that is under way.
+
+    An update that is under way is continued if its files have not changed since it began; otherwise it is discarded.
+    With `strict`, a changed file stops the update.
 
     Raises UsageError for a job that cannot be updated, SourceError for a file that has changed.
     """
@@ -352,7 +357,7 @@ def _begin_update(folder: OutputFolder, manifest: Manifest, now: Given, options:
         differ = changes(update.saved, now)
         if differ.changed or differ.gone:
             folder.discard_update(update.number, update.saved, manifest.fingerprint.id)
-            least = groups_of(update.saved).stop  # a worker that is late may still write chunks of those groups
+            least = groups_of(update.saved).stop  # a late worker may still write chunks of these ranges
             update = None
     if update is None and not folder.store.has(SUCCESS):
         seal(folder, manifest)
@@ -363,19 +368,20 @@ def _begin_update(folder: OutputFolder, manifest: Manifest, now: Given, options:
 
 
 def _unfinished(folder: OutputFolder, manifest: Manifest, now: Given, changed: bool = False) -> Update | None:
-    """The update that is under way; None where none is. changed: as of `update_of`. Raises OutputError for a damaged
-    plan.
+    """Return the update that is under way, or None.
+
+    changed: as in `update_of`. Raises OutputError for a damaged plan.
     """
     number = folder.under_way(manifest)
     if number is None or manifest.totals is None or not isinstance(now, Files):
         return None
     if folder.compaction_under_way(manifest) is not None:
-        return None  # what it has written does not count
+        return None  # the files that a compaction has written do not count
     return update_of(folder, manifest, now, folder.plan_of(manifest, number), changed)
 
 
 def asked_update(folder: OutputFolder, now: Files, changed: bool) -> Update | None:
-    """What an update would do, for a dry run: nothing is written. None where there is no finished job."""
+    """Return what an update would do, for a dry run; nothing is written. Returns None if no finished job is there."""
     manifest = folder.manifest() if folder.is_begun else None
     if manifest is None or manifest.totals is None:
         return None
@@ -386,23 +392,24 @@ def asked_update(folder: OutputFolder, now: Files, changed: bool) -> Update | No
 def update_of(
     folder: OutputFolder, manifest: Manifest, now: Files, saved: SavedPlan | None, changed: bool, least: int = 0
 ) -> Update:
-    """The update that adds what is new in a listing, or goes on with a saved one. Raises SourceError where it is not
-    known which files are gone.
+    """Return the update that adds the new files of a listing, or that continues a saved one.
+
+    Raises SourceError if an incomplete listing hides which files are gone.
 
     Parameters
     ----------
     folder : OutputFolder
         The folder of the job.
     manifest : Manifest
-        Its manifest, with totals.
+        The manifest of the job, with totals.
     now : Files
         The input as it is listed now.
     saved : SavedPlan or None
         The plan of an update that is under way.
     changed : bool
-        Whether files that have changed are labelled again, and the labels of those that are gone removed.
+        Whether to label changed files again, and to remove the labels of files that are gone.
     least : int
-        The number of its first range is this one or a later one.
+        The lowest number that the first range may have.
 
     """
     earlier, whole = manifest.totals, folder.checked_plan(manifest)
@@ -434,14 +441,14 @@ def update_of(
 
 
 def _without_repaired(earlier: Totals, labelled: set[str]) -> Totals:
-    """The totals without what they say of files that could not be opened then, and are labelled by an update."""
+    """Return the totals without the problems of files that could not be opened then, and that an update labels."""
     problems = tuple(problem for problem in earlier.problems if problem[0] not in labelled)
     unread = tuple(file for file in earlier.unread if file[0] not in labelled)
     return msgspec.structs.replace(earlier, problems=problems, unread=unread)
 
 
 def only_known(whole: SavedPlan, now: Files) -> Files:
-    """The files of a plan, in its order, without those that are new."""
+    """Return the files of a plan, in its order, without new files."""
     by_path = {file.path: file for file in now.found}
     return replace(now, found=tuple(by_path[file.path] for file in whole.files))
 
@@ -457,7 +464,7 @@ class Engines:
     backend : Backend
         The backend of the first model's engines.
     seconds : float
-        How long the job waited for them.
+        The time that the job waited for the engines.
 
     """
 
@@ -475,13 +482,13 @@ class Prepared:
     request : Request
         The request.
     found : Given
-        Its input: the listed files, or rows in memory.
+        The input: the listed files, or rows in memory.
     identity : str
-        SHA-256 of the listing of its files, or of what identifies rows in memory.
+        The SHA-256 of the listing of the files, or of the data that identifies rows in memory.
     beginning : Beginning
         How the job begins.
     began : float
-        When preparation began, by `time.perf_counter`.
+        The time when preparation began, by `time.perf_counter`.
     started : float
         The same moment, in seconds since the epoch.
 
@@ -508,9 +515,9 @@ class Planned:
     columns : Columns
         The columns that are computed and written.
     chunk_rows : int
-        Rows in a chunk at most.
+        The largest number of rows in a chunk.
     seconds : float
-        How long preparation and planning took, without the loading of engines.
+        The time of preparation and planning, without the loading of engines.
 
     """
 
@@ -523,16 +530,16 @@ class Planned:
 
 @dataclass(frozen=True)
 class Outcome:
-    """A job whose chunks are done.
+    """A job whose chunks have all run.
 
     Attributes
     ----------
     report : JobReport
         Its report.
     fingerprint : Fingerprint
-        What decides the content of its output folder.
+        The settings that decide the content of the output folder.
     counted : dict of str to bytes
-        The digest of the entry of each chunk in the report's totals, by the chunk's name.
+        The digest of each chunk's entry in the report's totals, by the chunk's name.
 
     """
 

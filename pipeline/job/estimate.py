@@ -1,4 +1,4 @@
-"""What a job would take: a sample of its input is labelled here, and time and disk follow from it."""
+"""Estimates what a job would take: it labels a sample of the input here, and computes the time and the disk space."""
 
 from __future__ import annotations
 
@@ -49,63 +49,63 @@ SAMPLE_ROWS = 1000
 _ENTRY_BYTES, _LABEL_BYTES = 1500, 200
 _CHUNK, _JOB = part_name(0, 0), "0" * 16
 _BATCHES, _RUNS, _PARTS = 4, 3, 5
-_FEW = 100  # of the sample's rows, for an encoder alone
+_FEW = 100  # rows of the sample that an encoder labels alone
 _WARM_UP = Texts.of([b"x"] * 32)
 _MUCH_UNKNOWN, _MANY_CUT, _MANY_BAD = 0.2, 0.05, 0.01
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """What a job would take, as `dry_run` finds it.
+    """The estimate of what a job would take, from `dry_run`.
 
     Attributes
     ----------
     files, bytes : int
         The input files, and their size.
     left_out : tuple of (str, str)
-        Files that are skipped, each with the reason.
+        The files that are skipped, each with the reason.
     problems : tuple of str
-        What is wrong with others.
+        What is wrong with other files.
     update : Growth or None
-        With `update`, what has changed since the job: the other figures are those of the files that it labels.
+        With `update`, the changes since the job. The other figures are then about the files that the update labels.
     rows : int or None
-        Rows of the input; None where they cannot be estimated.
+        The number of rows of the input; None if it cannot be estimated.
     counted : bool
-        Whether `rows` is exact, rather than estimated.
+        Whether `rows` is exact and not estimated.
     sample_rows : int
-        Rows that were read for it, from up to 8 files, or places of a table, at even distances.
+        The number of rows in the sample, from up to 8 files, or places of a table, at even distances.
     labels, reasons : dict of str to int
-        Of the sample: rows by label, of several models the first one's, and rows without a label by reason.
+        The sample's rows by label (of the first model, if there are several), and its rows without a label by reason.
     model, backend : str
         The model, and the device, precision and kernels that labelled the sample.
     device : str
         "cpu" or "cuda".
     no_gpu : str or None
-        Why the CPU was chosen, where the device was "auto".
+        Why the CPU was chosen, if the device was "auto".
     rate : float
-        Rows of the sample labelled in a second, by one worker on this machine, with the text in memory.
+        The rows of the sample that one worker on this machine labels in a second, with the text in memory.
     slowest, fastest : float
-        The rates of the slowest and the fastest part of the sample, of five; on a GPU of three runs.
+        The rates of the slowest and the fastest of five parts of the sample, or of three runs on a GPU.
     workers : int
-        GPUs, or machines like this one, that the job is to have.
+        The number of GPUs, or of machines like this one, that the job is to have.
     seconds, seconds_of_one : float or None
-        The time to label all rows with them, and with one.
+        The time to label all rows with all of these workers, and with one.
     seconds_range : tuple of float or None
-        The least and the most that `seconds` may be, by the fastest and the slowest part of the sample.
+        The smallest and the largest value of `seconds`, by the fastest and the slowest part of the sample.
     seconds_of_encoder : float or None
-        Of a chain, the time to label all rows with one and its encoder alone.
+        For a chain, the time to label all rows with one worker and the chain's encoder alone.
     device_hours : float or None
-        GPU-hours, or hours of a CPU core.
+        The GPU-hours, or the hours of a CPU core.
     output_bytes : int or None
-        Size of the output.
+        The size of the output.
     free_bytes : int or None
-        Free space where the output folder would be.
+        The free space at the place of the output folder.
     memory : JobMemory
-        What the job takes on a machine, about: of the command, its workers, and the processes that read.
+        The approximate memory on each machine: of the command, its workers, and its reader processes.
     price, cost : float or None
-        What an hour of one GPU, or else of this machine, costs, where it is given; and what the whole job then costs.
+        The price of an hour of one GPU, or else of this machine, if it is given; and the cost of the whole job.
     warnings : tuple of str
-        What to look at before the job.
+        What to check before the job.
 
     Examples
     --------
@@ -167,22 +167,23 @@ def dry_run(
     price: float | None = None,
     **options: Unpack[OptionKeywords],
 ) -> Estimate:
-    """Find out what a job would take, without running it: nothing is written.
+    """Estimate what a job would take, without running it. Nothing is written.
 
-    About 1,000 rows are read, the first of up to 8 files at even distances in the listing, and labelled here. Rows of
-    up to 64 MiB of files are counted; those of more are estimated by the files' sizes.
+    About 1,000 rows are read, the first of up to 8 files at even distances in the listing, and labelled here. If the
+    files have up to 64 MiB, their rows are counted; otherwise the number of rows is estimated from the files' sizes.
 
     Parameters
     ----------
     source, output, model
-        As for `classify`; an iterator or a Dask DataFrame is refused, since it would have to be computed.
+        As in `classify`. An iterator or a Dask DataFrame is refused, since it would have to be computed.
     machines : int
-        Machines like this one that are to share the work. On each, `workers` workers have a GPU each, as far as there
-        are GPUs: two that share one count as one GPU. On CPUs a worker more or less makes no difference to the time.
+        The number of machines like this one that are to share the work. On each, `workers` workers have a GPU each, as
+        far as there are GPUs: two that share one count as one GPU. On CPUs a worker more or less makes no difference to
+        the time.
     price : float, optional
-        What an hour of one GPU costs, or without a GPU of this machine.
+        The price of an hour of one GPU, or, without a GPU, of this machine.
     **options
-        Each as `classify` takes it.
+        The options of `classify`.
 
     Returns
     -------
@@ -192,9 +193,9 @@ def dry_run(
     Raises
     ------
     UsageError
-        For what `classify` would refuse before any work.
+        If `classify` would refuse the request before any work.
     SourceError
-        Where no file can be read.
+        If no file can be read.
 
     Examples
     --------
@@ -272,7 +273,7 @@ def dry_run(
 
 
 def _gpus_of(workers: int) -> int:
-    """How many of this machine's GPUs so many workers use."""
+    """Return the number of this machine's GPUs that so many workers use."""
     import cupy
 
     return min(workers, int(cupy.cuda.runtime.getDeviceCount()))
@@ -281,19 +282,19 @@ def _gpus_of(workers: int) -> int:
 def sampled(
     source: Any, output: str | os.PathLike[str] | None, model: Any, options: OptionKeywords, rows: int = SAMPLE_ROWS
 ) -> tuple[Options, Location | None, Models, Given, Growth | None, Sample]:
-    """What a job is asked to do, and about so many rows of its input, for an update those of the files that it labels.
+    """Return the request of a job, and a sample of its input. For an update, the sample is of the files that it labels.
 
     Parameters
     ----------
     source, output, model, options
-        As of `dry_run`.
+        As in `dry_run`.
     rows : int
-        To read at most, about.
+        The approximate limit of the rows to read.
 
     Raises
     ------
     UsageError, SourceError
-        As of `dry_run`.
+        As in `dry_run`.
 
     """
     settings = rooted(source, Options(**options))
@@ -314,14 +315,14 @@ def sampled(
 
 @dataclass(frozen=True)
 class _Rates:
-    """Rows that are labelled in a second.
+    """The rates of labelling, in rows per second.
 
     Attributes
     ----------
     whole : float
-        Of all.
+        The rate of all rows.
     slowest, fastest : float
-        Of the slowest and the fastest part.
+        The rates of the slowest and the fastest part.
 
     """
 
@@ -331,7 +332,7 @@ class _Rates:
 
 
 def _label(chunk: Chunk, engines: list[Engine], scoring: Sequence[Scoring]) -> tuple[ScoredChunk, _Rates]:
-    """The chunk with its labels, and the rates of calls that are large enough to be typical of the engines."""
+    """Return the chunk with its labels, and the rates of calls that are large enough to be typical of the engines."""
     score(_WARM_UP, engines, scoring)
     timed: list[tuple[int, float]] = []
 
@@ -346,7 +347,7 @@ def _label(chunk: Chunk, engines: list[Engine], scoring: Sequence[Scoring]) -> t
         size = max(1, -(-len(chunk) // _PARTS))
         in_parts = partial(in_pieces, label=label, tell=lambda _: None, least=size, seconds=0.0)
         judged = score_chunk(chunk, engines, scoring, compute=in_parts)
-    else:  # of a GPU, whose rate follows from the batch
+    else:  # the rate of a GPU depends on the batch
         judged = score_chunk(chunk, engines, scoring)
         texts = texts_of(concat([chunk] * -(-_BATCHES * batch // len(chunk))))
         for _ in range(_RUNS):
@@ -359,16 +360,18 @@ def _label(chunk: Chunk, engines: list[Engine], scoring: Sequence[Scoring]) -> t
 def _of_encoders(
     chunk: Chunk, models: Models, settings: Options, scoring: Sequence[Scoring], rows: int | None
 ) -> float | None:
-    """The seconds in which the encoders of chains alone label so many rows, by some of a sample; None without chains.
+    """Return the seconds that the encoders of chains need for all rows on their own; None without chains.
+
+    The rate is measured on a part of the sample.
 
     Parameters
     ----------
     chunk : Chunk
         The sample.
     models, settings, scoring
-        Of the job.
+        The models, options and scoring of the job.
     rows : int, optional
-        Of the input.
+        The number of rows of the input.
 
     """
     if not rows or not len(chunk) or not any(model.encoder and model.cascade for model in models.loaded):
@@ -380,7 +383,10 @@ def _of_encoders(
 
 
 def _output_bytes(judged: ScoredChunk, columns: Columns, names: PartNames, chunk_rows: int) -> float:
-    """Bytes of the output for each row that is read, by one part. chunk_rows: of it."""
+    """Return the bytes of output for each row that is read, estimated from one part.
+
+    chunk_rows: the rows of the part.
+    """
     table = columns.table(judged.chunk, judged.predictions)
     part = table.slice(0, chunk_rows)
     if not len(part):
@@ -393,20 +399,20 @@ def _output_bytes(judged: ScoredChunk, columns: Columns, names: PartNames, chunk
 def _warnings(
     estimate: Estimate, judged: ScoredChunk, options: Options, path: Location | None, scoring: Scoring, model: Model
 ) -> Iterator[str]:
-    """What to look at before the job.
+    """Yield what the user should check before the job.
 
     Parameters
     ----------
     estimate : Estimate
-        Of the job, without warnings.
+        The estimate of the job, without warnings.
     judged : ScoredChunk
         The sample, with its labels.
     options : Options
-        Of the job.
+        The options of the job.
     path : Location, optional
         The output folder.
     scoring, model : Scoring, Model
-        What is asked of the first model, and the model.
+        The first model, and what is asked of it.
 
     """
     texts, chunk, rows = judged.predictions[0], judged.chunk, max(len(judged.chunk), 1)
@@ -437,7 +443,7 @@ def _warnings(
 
 
 def _free_bytes(path: Location | None) -> int | None:
-    """In the folder, or the nearest one above it that exists."""
+    """Return the free space in the folder, or in the nearest existing folder above it."""
     if not isinstance(path, Path):
         return None
     return shutil.disk_usage(next(folder for folder in (path, *path.parents) if folder.is_dir())).free

@@ -1,4 +1,4 @@
-"""The memory that a job takes on each of its machines: the command, workers, processes that read, chunks in flight."""
+"""Estimates the memory of a job on each machine: the command, workers, reader processes, and chunks in flight."""
 
 from __future__ import annotations
 
@@ -14,48 +14,48 @@ from ..source.rows.limits import LIMITS
 _MIB = 1 << 20
 
 _COMMAND_BYTES, _STARTER_BYTES, _WORKER_BYTES, _READER_BYTES = 165 * _MIB, 75 * _MIB, 110 * _MIB, 60 * _MIB
-"""Of the command with Dask's scheduler, of the process that forks workers, of a worker without a model, and of one
-that reads: physical memory, as Linux divides it among those that share it (PSS). `tests/job/test_memory.py` compares
-the sum with that of real jobs.
+"""The memory of four processes: the command with Dask's scheduler, the process that forks workers, a worker without a
+model, and a reader process. It is physical memory, as Linux divides it among the processes that share it (PSS).
+`tests/job/test_memory.py` compares the sum with that of real jobs.
 """
 
 _CUDA_BYTES = 500 * _MIB
-"""Memory of the host that CUDA and CuPy take in a worker."""
+"""The host memory that CUDA and CuPy use in a worker."""
 
 _COPIES_OF_WORKER, _COPIES_OF_COMMAND = 3, 4
-"""Of a model: as it came, as tensors, and as the engine has them; the command also has the file's content."""
+"""The copies of a model: as loaded, as tensors, and as the engine holds it. The command also has the file's content."""
 
 _ROW_BYTES = 500
-"""Of a row in flight beside its text: offsets, numbers, scores and what is written."""
+"""The bytes of a row in flight without its text: offsets, numbers, scores, and the output."""
 
 _COPIES_OF_BLOCK = 4
-"""Of a block that is parsed: as it came, as records, as columns, and as texts that are cut to what the model reads."""
+"""The copies of a block that is parsed: raw bytes, records, columns, and texts that are cut to the model's length."""
 
 _IN_FLIGHT = 0.5
-"""The share of a worker's rows that are in flight in a short job: the others are written, or not read yet."""
+"""The share of a worker's rows that are in flight in a short job. The others are written, or not read yet."""
 
 _THREADS_THAT_READ = 16
-"""Processes that read for a GPU's worker at most."""
+"""The largest number of reader processes for a GPU's worker."""
 
 
 @dataclass(frozen=True)
 class JobMemory:
-    """What a job takes on each machine, about; all in bytes but the counts.
+    """The approximate memory of a job on each machine. All figures except the counts are in bytes.
 
     Attributes
     ----------
     whole : int
-        All of it together.
+        The whole memory.
     command : int
-        The command itself; where no worker is started, with the work.
+        The memory of the command. If no worker is started, this includes the work.
     workers, worker : int
-        How many workers a machine has, 0 where the command labels by itself, and what each takes.
+        The number of workers on a machine (0 if the command itself labels), and the memory of each.
     model, in_flight : int
-        Of this, in each worker: the models, and what is read, labelled and written at the same time.
+        The parts of a worker's memory for its models, and for the rows that are read, labelled and written at a time.
     readers, reader : int
-        How many processes read for each worker, and what each takes.
+        The number of reader processes for each worker, and the memory of each.
     shared : int
-        What all workers have once: tables that are mapped from files.
+        The memory that all workers share: tables that are mapped from files.
 
     """
 
@@ -79,22 +79,22 @@ def memory_of(
     workers: int,
     on_gpu: bool,
 ) -> JobMemory:
-    """What a job takes on a machine.
+    """Estimate the memory of a job on a machine.
 
     Parameters
     ----------
     models : sequence of Model
-        The models, which each worker has.
+        The models, which every worker holds.
     rows : int or None
-        Rows that the machine labels; None where that is not known.
+        The number of rows that the machine labels; None if it is unknown.
     input_bytes : int
-        Of the files that it reads.
+        The size of the files that the machine reads.
     row_bytes : float
-        Bytes of a row that are held while it is labelled: its text and what is copied.
+        The bytes of a row that are held while it is labelled: its text and the copied columns.
     chunk_rows : int
-        Rows in a chunk at most.
+        The largest number of rows in a chunk.
     workers : int
-        Of the machine; 0 where the command labels by itself.
+        The number of workers on the machine; 0 if the command itself labels.
     on_gpu : bool
         Whether each worker has a GPU.
 
@@ -117,6 +117,6 @@ def memory_of(
 
 
 def _readers(workers: int) -> int:
-    """How many processes read for each worker of a machine, as `cluster.plugin.read_for_a_gpu` has it."""
+    """Return the number of reader processes for each worker of a machine, as in `cluster.plugin.read_for_a_gpu`."""
     cores = max(1, available_cores() // workers)
     return min(cores - cores // 8, _THREADS_THAT_READ)

@@ -1,8 +1,11 @@
-"""A job in its steps: prepare -> plan -> run_chunks -> finish, each a function of the result of the one before.
+"""Runs a job in four steps, each a function of the result of the one before.
 
-prepare: check the request; list the input; decide by the folder how the job begins. plan: cut the input into ranges,
-and find their columns; meanwhile a cluster starts, and loads the engines. run_chunks: run every chunk through the
-graph. finish: write the totals, the report and the timeline.
+    prepare -> plan -> run_chunks -> finish
+
+1. `prepare` checks the request, lists the input, and decides by the folder how the job begins.
+2. `plan` cuts the input into ranges and finds their columns; meanwhile a cluster starts and loads the engines.
+3. `run_chunks` runs every chunk through the graph.
+4. `finish` writes the totals, the report and the timeline.
 """
 
 from __future__ import annotations
@@ -70,14 +73,17 @@ if TYPE_CHECKING:
     from distributed import Client
 
 _BYTES_OF_A_READER = 16 << 20
-"""So many stored bytes are worth the start of a process of a GPU's worker that reads, about as much as to read them."""
+"""A GPU's worker starts one reader process for this many stored bytes: reading them takes about as long as a start."""
 
 _HEAD_START_SECONDS = 0.2
-"""The time that planning has before a cluster starts beside it: most errors of a request show by then."""
+"""Planning runs this long before a cluster starts beside it. Most errors of a request appear within this time."""
 
 
 def run_job(request: Request) -> JobReport:
-    """Run all steps; of an update twice, where a job or an update was interrupted and files have come since."""
+    """Run all steps.
+
+    An update runs them twice if a job or an update was interrupted and files have been added since.
+    """
     options = request.options
     if options.update and request.folder is not None and _is_interrupted(request.folder):
         goes_on = options.replaced(update=False, changed=False, resume=True)
@@ -99,7 +105,7 @@ def run_job(request: Request) -> JobReport:
 
 
 def _is_interrupted(folder: OutputFolder) -> bool:
-    """Whether a job was begun there and is not finished."""
+    """Return whether an unfinished job is in the folder."""
     try:
         return folder.is_begun and folder.manifest().totals is None
     except OutputError:
@@ -107,7 +113,10 @@ def _is_interrupted(folder: OutputFolder) -> bool:
 
 
 def _run(prepared: Prepared) -> JobReport:
-    """Raises what stops the job. Where its output is out of reach, a message says so once, with the remedy."""
+    """Run the steps, and raise the error that stops the job.
+
+    If the output is out of reach, the message adds the remedy.
+    """
     try:
         return _steps(prepared)
     except OutputUnavailable as error:
@@ -150,7 +159,7 @@ def _with_engines(
 
 
 def prepare(request: Request) -> Prepared:
-    """Find the input. Raises UsageError for no input, or where the job to be resumed is a different one."""
+    """Find the input. Raises UsageError if there is none, or if the job to be resumed is a different one."""
     began, started = time.perf_counter(), time.time()
     folder, options = request.folder, request.options
     options.selection(request.models)
@@ -161,7 +170,7 @@ def prepare(request: Request) -> Prepared:
     how = {"whole_hash": options.hash == "full", "by_content": folder is not None}
     given = named_input(request.source, request.models, options, **how)
     files = given.found if isinstance(given, Files) else ()
-    remote = [file.location for file in files if is_url(file.location)]  # which `refuse_files` does not list
+    remote = [file.location for file in files if is_url(file.location)]  # `refuse_files` does not list these
     refuse_outputs({}, True, lambda: remote, str(folder.path) if folder else None)
     given = _share_of(given, request)
     if folder and options.resume and folder.is_begun and isinstance(given, RowsInMemory) and given.once:
@@ -183,7 +192,10 @@ def prepare(request: Request) -> Prepared:
 
 
 def _share_of(given: Given, request: Request) -> Given:
-    """The share that was asked for: the files that it began with, where it goes on. Raises UsageError."""
+    """Return the requested share of the input.
+
+    A job that resumes keeps the files that it began with. Raises UsageError.
+    """
     shard, folder = request.options.shard, request.folder
     if shard is None:
         return given
@@ -197,8 +209,9 @@ def _share_of(given: Given, request: Request) -> Given:
 
 
 def _nothing_new(prepared: Prepared, update: Update) -> JobReport:
-    """The report of an update that has nothing to label. No worker is started, and nothing is written unless small
-    parts are to be joined.
+    """Return the report of an update that has nothing to label.
+
+    No worker is started. Nothing is written, unless small parts are to be joined.
     """
     request, fingerprint = prepared.request, update.before.fingerprint
     options, models, folder, given = request.options, request.models, request.folder, prepared.found
@@ -219,14 +232,14 @@ def _nothing_new(prepared: Prepared, update: Update) -> JobReport:
 
 
 def _join_parts(folder: OutputFolder, request: Request, run: RunFacts) -> None:
-    """Join small parts, where that is asked for."""
+    """Join small parts, if the options ask for it."""
     if request.options.part_rows is not None:
         request.progress.phase("joining small parts")
         run.compacted = compact_folder(folder, request.options.part_rows, None)
 
 
 def plan(prepared: Prepared, engines: Engines | None) -> Planned:
-    """Cut the input into ranges, or take these from the job to be resumed. engines: of a cluster that runs already.
+    """Cut the input into ranges, or use those of the job to be resumed. engines: those of a cluster that already runs.
 
     Raises UsageError for columns that do not exist, and with `strict` SourceError for input that cannot be read.
     """
@@ -266,7 +279,7 @@ def plan(prepared: Prepared, engines: Engines | None) -> Planned:
 def finish(planned: Planned, outcome: Outcome) -> JobReport:
     """Check that every row is accounted for, and that no input has changed; write the totals, report and timeline.
 
-    Raises BroadsheetError where a row is not accounted for, OutputError where a file cannot be written.
+    Raises BroadsheetError if a row is not accounted for, and OutputError if a file cannot be written.
     """
     prepared, report, job = planned.prepared, outcome.report, outcome.fingerprint.id
     run = report.run
@@ -298,13 +311,13 @@ def finish(planned: Planned, outcome: Outcome) -> JobReport:
 
 
 def _seconds_of(prepared: Prepared) -> float:
-    """Since the command began, or else the job."""
+    """Return the seconds since the command began, or, without a command, since the job began."""
     began = prepared.request.progress.began
     return time.perf_counter() - (prepared.began if began is None else began)
 
 
 def _refuse_unknown_truth(report: JobReport, options: Options) -> None:
-    """Raise UsageError where no true class is one of the model's: a wrong column, or another model."""
+    """Raise UsageError if no true class is one of the model's: the column is wrong, or another model is needed."""
     judged = report.confusion
     if judged is not None and judged.without_truth and not judged.rows and not judged.unlabelled.any():
         column = "the file of --truth" if options.label_column is None else f"column {options.label_column!r}"
@@ -321,14 +334,17 @@ def _explain(report: JobReport, options: Options) -> None:
     if options.trace is not None:
         save_trace(report.run.timeline, os.fspath(options.trace))
     if options.report is not None:
-        from ..report.page import page  # Matplotlib takes a while to load
+        from ..report.page import page  # Matplotlib is slow to import
 
         write_file(options.report, page(report).encode())
         report.run.page = os.fspath(options.report)
 
 
 def _set_aside_changed(planned: Planned, run: RunFacts, fingerprint: Fingerprint) -> None:
-    """Set aside the chunks of input that is no longer what was planned. With `strict`, raises SourceError instead."""
+    """Set aside the chunks whose input has changed since the job was planned.
+
+    With `strict`, raise SourceError instead.
+    """
     options = planned.prepared.request.options
     changed = [] if planned.input.plan is None else changed_chunks(planned.input.plan)
     if options.settings(planned.chunk_rows, planned.prepared.request.models).truth != fingerprint.settings.truth:

@@ -1,5 +1,5 @@
-"""The options of a job, in one table, of which the rest is made: flags and their help, Python's keywords and their
-documentation, what messages call an option, and what the record of a job holds.
+"""The options of a job in one table, from which the rest is made: flags and their help, Python's keywords and their
+documentation, the names of options in messages, and the record of a job.
 
 It imports nothing that takes time to load: the command reads it for its help.
 """
@@ -33,13 +33,13 @@ _FORMAT, _FORMATS = "parquet; jsonl to stdout", ("parquet", "jsonl", "csv", "npy
 NAMES = str | Iterable[str]
 HEADER = Iterable[str] | None
 FILE = str | os.PathLike[str] | None
-"""The types of options that name columns, the columns of a file without a header, and a file."""
+"""The types of options for columns, for the columns of a file without a header, and for a file."""
 
 PANELS = ("Input", "Labels", "Output", "Computing", "Cluster", "Job", "Report")
-"""Of the command's help, in this order."""
+"""The panels of the command's help, in this order."""
 
-# An entry is its type, its help, how it is given, and what the documentation adds. It is laid out by hand: ruff would
-# take three times as many lines.
+# An entry has a type, a help text, the way to give it, and the rest of the documentation. The layout is by hand: ruff
+# would need three times as many lines.
 _input, _labels, _output, _computing, _cluster, _job, _report = (partial(Option, panel) for panel in PANELS)
 
 
@@ -208,7 +208,7 @@ FLAGS.update({name.replace("_", "-"): option.default is False for name, option i
 
 
 class Options(TABLE.made("Options")):  # type: ignore[misc]
-    """How a job reads, computes and writes: the keyword arguments of `classify`, which documents them, checked.
+    """The checked keyword arguments of `classify`, which documents them: how a job reads, computes and writes.
 
     Raises
     ------
@@ -227,7 +227,7 @@ class Options(TABLE.made("Options")):  # type: ignore[misc]
         def __init__(self, **options: Unpack[OptionKeywords]) -> None: ...
 
     def _check(self) -> None:
-        """Raise UsageError for a value that cannot be; columns, encoding and delimiter get the form that is used."""
+        """Raise UsageError for an invalid value. Convert columns, encoding and delimiter to the form that is used."""
         from ..output.account import most_allowed
         from ..output.sidecars import refuse_unfit
         from ..output.where import Where
@@ -291,7 +291,7 @@ class Options(TABLE.made("Options")):  # type: ignore[misc]
             raise UsageError("--part-rows is for parts, and --layout attributes writes none")
 
     def replaced(self, **options: Unpack[OptionKeywords]) -> Options:
-        """The same, but for these."""
+        """Return a copy with these options replaced."""
         return Options(**{**vars(self), **options})
 
     @property
@@ -300,7 +300,7 @@ class Options(TABLE.made("Options")):  # type: ignore[misc]
 
     @property
     def label_rules(self) -> LabelRules:
-        """How labels name classes."""
+        """The rules by which labels name classes."""
         from ..source.rows.label_map import read_label_map
         from ..source.rows.labels import LabelRules
 
@@ -335,7 +335,10 @@ class Options(TABLE.made("Options")):  # type: ignore[misc]
         )
 
     def _texts_for(self, models: Models) -> tuple[tuple[str, ...], str]:
-        """The columns of text, and the template that joins them: the models' own where the user names neither."""
+        """Return the columns of text and the template that joins them.
+
+        If the user names neither, use the models' own.
+        """
         from ..source.rows.join import joined_columns
 
         if self.join is None and not self.text_column and models.join:
@@ -349,18 +352,18 @@ class Options(TABLE.made("Options")):  # type: ignore[misc]
         return None if self.windows is None else Windows.of(self.windows, self.overlap, self.window_score)
 
     def cost_of_row(self, models: Models) -> float:
-        """About how long a row takes on a CPU, as of `Models`; a long text is labelled in several windows.
+        """Estimate how long a row takes on a CPU, as in `Models`. A long text is labelled in several windows.
 
         Parameters
         ----------
         models : Models
-            The models that label it.
+            The models that label the row.
 
         """
         return models.cost * (1 if self._windows is None else self._windows.most)
 
     def model_columns(self, models: Models) -> tuple[ModelColumns, ...]:
-        """What each model is to say of each row."""
+        """Return what each model is to compute for each row."""
         from ..output.model_columns import columns_of_models, refuse_unfit
 
         judged = self.label_column is not None or self.truth is not None
@@ -368,7 +371,7 @@ class Options(TABLE.made("Options")):  # type: ignore[misc]
         return columns_of_models(models, self.top_k, self.scores, self.abstain, self._windows)
 
     def settings(self, chunk_rows: int, models: Models) -> Settings:
-        """What the record of a job holds: the options that change a byte of the output."""
+        """Return the part of the options that the record of a job holds: those that change a byte of the output."""
         from msgspec import UNSET
 
         from ..output.record import Settings

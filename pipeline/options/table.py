@@ -1,4 +1,4 @@
-"""What follows from a table of options: help of flags, documentation of keywords, values and their checks.
+"""Builds the help of flags, the documentation of keywords, and the checks of values from a table of options.
 
 It imports nothing that takes time to load: the command reads it for its help.
 """
@@ -20,32 +20,32 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 @dataclass(frozen=True)
 class Option:
-    """What a table says of an option beside its name and its type.
+    """The properties of an option, apart from its name and its type.
 
     Attributes
     ----------
     panel : str
-        Of the command's help; "" for an option that Python alone has.
+        The panel of the command's help; "" for an option that only Python has.
     help : str
-        What the command's help says of it, and its documentation first.
+        The text in the command's help, with which the documentation begins.
     default : Any
-        Its value where it is not given.
+        The value if the option is not given.
     metavar, shown : str
-        What stands for the value and for the default in the help; a switch has no metavar.
+        The placeholder of the value, and the default, in the help. A switch has no metavar.
     choices : tuple of str
-        The words that may be given.
+        The words that the option accepts.
     least : int, optional
-        Of an integer.
+        The smallest value of an integer.
     recorded : bool
-        Whether it changes a byte of the output, so that the record of a job holds it.
+        Whether the option changes a byte of the output, so that the record of a job holds it.
     flag : str
-        Of the command, where that is not the name.
+        The flag of the command, if it differs from the name.
     was : str
-        Its name in earlier versions, which is taken with a warning.
+        The name in earlier versions, which is accepted with a warning.
     seldom : bool
-        Whether only the whole help shows it.
+        Whether only the full help shows the option.
     more : str
-        What its documentation says after that.
+        The rest of the documentation, after `help`.
 
     """
 
@@ -64,7 +64,7 @@ class Option:
 
     @property
     def line(self) -> str:
-        """Its line in the command's help, which ends with the default."""
+        """The line of the option in the command's help, which ends with the default."""
         default = self.shown or ("" if self.default in (None, False, ()) else str(self.default))
         return self.help + (f"  [default: {default}]" if default else "")
 
@@ -84,9 +84,9 @@ class Table(dict[str, Option]):
     Attributes
     ----------
     panels : tuple of str
-        Of the command's help.
+        The panels of the command's help.
     types : dict of str to type
-        Of each option.
+        The type of each option.
 
     """
 
@@ -98,7 +98,7 @@ class Table(dict[str, Option]):
         self.types: dict[str, Any] = {name: hints[name].__origin__ for name in self}
 
     def numpydoc(self, name: str) -> str:
-        """An option as a docstring has it."""
+        """Return an option in the form of a docstring."""
         option, kind = self[name], inspect.formatannotation(self.types[name])
         shown = "" if "Default: " in option.more or not option.shown else f"Default: {option.shown}."
         said = " ".join(filter(None, (option.help, option.more, shown)))
@@ -106,9 +106,10 @@ class Table(dict[str, Option]):
         return "\n    ".join([f"{name} : {kind}", *textwrap.wrap(said, 116)])
 
     def made(self, name: str) -> Any:
-        """A frozen class of values of all options, with their defaults.
+        """Return a frozen class with the values of all options, and with their defaults.
 
-        Once one is made, each value is checked, and then its `_check` is called, which may replace values by `_set`.
+        When an instance is made, each value is checked. Then its `_check` is called, which may replace values with
+        `_set`.
         """
 
         def check(values: Any) -> None:
@@ -121,10 +122,10 @@ class Table(dict[str, Option]):
         return make_dataclass(name, fields, namespace=methods, frozen=True, kw_only=True)
 
     def takes(self, keywords: type) -> Callable[[_Function], _Function]:
-        """Show each option by its name in signature and docstring of a function that ends in
-        `**options: Unpack[keywords]`.
+        """Return a decorator that shows each option by its name in the signature and docstring of a function.
 
-        So `help`, IPython and the documentation have them; editors and type checkers follow `keywords` by themselves.
+        The function ends in `**options: Unpack[keywords]`. `help`, IPython and the documentation use what is shown;
+        editors and type checkers follow `keywords` themselves.
         """
 
         def show(function: _Function) -> _Function:

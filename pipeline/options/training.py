@@ -1,5 +1,5 @@
-"""The options of training, in one table, of which the rest is made: the flags of `broadsheet train` and their help, the
-keywords of `train` and their documentation, and the request that its stages read.
+"""The options of training in one table, from which the rest is made: the flags of `broadsheet train` and their help,
+the keywords of `train` and their documentation, and the request that its stages read.
 
 It imports nothing that takes time to load: the command reads it for its help.
 """
@@ -19,16 +19,16 @@ _OF_SUSPECTS = ("file", "row", "truth", "truth_score", "label", "score", "decisi
 
 SOURCE = Any
 MODEL = str | Any | None
-"""The types of options that are input, as `classify` takes it, and a model: a name, a file, or a loaded `Model`."""
+"""The types of options for input, as in `classify`, and for a model: a name, a file, or a loaded `Model`."""
 
 PANELS = ("", "Options", "Input", "Network", "Recipe", "Computing", "Scores of other models", "Cluster", "Report")
 
-# Of the two panels that are left, the command alone has flags.
+# Only the command has flags for the other two panels.
 _python, _options, _input, _network, _recipe, _computing, _teachers = (partial(Option, panel) for panel in PANELS[:7])
 
 
 def share_of(top: str | None) -> Any:
-    """The share that the option `top` names, a `Fraction`; None where it is not given. Raises UsageError."""
+    """Return the share that the option `top` names, as a `Fraction`; None if it is not given. Raises UsageError."""
     if top is None:
         return None
     from ..output.cut import share_of as share_in  # PyArrow takes time to load
@@ -37,7 +37,7 @@ def share_of(top: str | None) -> Any:
 
 
 def _nothing(*_: object) -> None:
-    """What is called where nobody wants to hear of a run."""
+    """Do nothing. This is called when nobody wants messages about a run."""
 
 
 # fmt: off
@@ -151,7 +151,7 @@ TRAIN = Table(TrainKeywords, PANELS)
 
 
 class TrainRequest(TRAIN.made("train")):  # type: ignore[misc]
-    """What is to be trained, and how: the keyword arguments of `train`, which documents them, checked.
+    """The checked keyword arguments of `train`, which documents them.
 
     Raises UsageError for a value out of range, and for options that exclude each other.
     """
@@ -247,12 +247,12 @@ class TrainRequest(TRAIN.made("train")):  # type: ignore[misc]
 
     @property
     def reading(self) -> ReadKeywords:
-        """How files are read."""
+        """The options for reading files."""
         return cast("ReadKeywords", {name: getattr(self, name) for name in READ})
 
     @property
     def needs_network(self) -> bool:
-        """Whether something is asked for that only a network has."""
+        """Whether an option is given that only a network has."""
         return self._needs_more_than_settings or bool(self.client or self.gpus or self.settings)
 
     @property

@@ -1,8 +1,9 @@
-"""A child process that runs a module of ours: the one way in which such a process is started, and ends.
+"""Starts and ends a child process that runs one of our modules.
 
-It imports what this process would, and nothing from the folder that it is started in. It has one end of a pair of
-sockets, for messages (`messages.py`), and ends as soon as the other one is closed: with this process, however that
-ends. A terminal's signals do not reach it. What it writes on stderr goes on to this process's; the last line is kept.
+The child imports what this process would import, and nothing from the folder in which it is started. It has one end of
+a pair of sockets, for messages (`messages.py`). It ends when the other end is closed, so it ends with this process,
+however that ends. A terminal's signals do not reach it. What it writes to stderr goes to this process's stderr; the
+last line is kept.
 """
 
 from __future__ import annotations
@@ -28,17 +29,17 @@ _KEPT_BYTES = 4096
 
 
 def python(*arguments: object) -> list[str]:
-    """A command of Python's for which the current folder is no place to look for modules: whose may that be?"""
+    """Return a command that starts Python that finds no modules in the current folder, which may be anyone's."""
     return [sys.executable, "-P", *map(str, arguments)]
 
 
 def import_path() -> dict[str, str]:
-    """The environment variable by which such a process imports what this one would."""
+    """Return the environment variable with which such a process imports what this process would import."""
     return {"PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)}
 
 
 def seconds_since_start() -> float:
-    """Since this process was started, before Python was loaded; 0 where the system does not say."""
+    """Return the seconds since this process started, before Python was loaded; 0 if the system does not say."""
     try:
         ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
         return time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
@@ -51,11 +52,11 @@ _SAFE_PATH, _SET_HERE = "PYTHONSAFEPATH", "broadsheet"
 
 @contextmanager
 def safe_path() -> Iterator[None]:
-    """In the block, processes that `multiprocessing` starts, Dask's workers and its own helpers, begin as with `-P`.
+    """In the block, start the processes of `multiprocessing`, Dask's workers and its own helpers, as with `-P`.
 
-    It starts them as `python -c`, which looks for modules in the current folder first. Workers then take over this
-    process's path, so that they find the modules beside a user's script. The variable is set in the block only, since
-    scripts that the user starts need their folder; so a worker that is started in place of a lost one is without it,
+    `multiprocessing` starts them as `python -c`, which looks for modules in the current folder first. Workers then take
+    over this process's path, so that they find the modules next to a user's script. The variable is set only in the
+    block, since scripts that the user starts need their folder. So a worker that replaces a lost one does not have it,
     unless it is a fork.
     """
     is_set = _SAFE_PATH in os.environ
@@ -68,48 +69,50 @@ def safe_path() -> Iterator[None]:
 
 
 def unset_safe_path() -> None:
-    """Let scripts find modules in their folder that a process starts which was itself started in `safe_path`."""
+    """Let the scripts that this process starts find modules in their folder, even if it started in `safe_path`."""
     if os.environ.get(_SAFE_PATH) == _SET_HERE:
         del os.environ[_SAFE_PATH]
 
 
 OF_WORKERS: Mapping[str, str] = {
     "MALLOC_TRIM_THRESHOLD_": str(1 << 30),
-    "MALLOC_MMAP_THRESHOLD_": str(32 << 20),  # the most that glibc takes
+    "MALLOC_MMAP_THRESHOLD_": str(32 << 20),  # the largest value that glibc accepts
     "MALLOC_ARENA_MAX": "1",
     "MIMALLOC_PURGE_DELAY": "10000",
     "UCX_WARN_UNUSED_ENV_VARS": "n",
 }
-"""Variables of the environment in which processes begin that read and label: glibc's malloc and Arrow's mimalloc keep
-the buffers of a chunk for the next chunk. Returned to the system, they would cost page faults again. With one arena,
-threads share them.
+"""The environment variables of processes that read and label. With them, glibc's malloc and Arrow's mimalloc keep the
+buffers of a chunk for the next chunk. If they returned them to the system, they would cost page faults again. With one
+arena, threads share them.
 """
 
 METHOD = "DASK_DISTRIBUTED__WORKER__MULTIPROCESSING_METHOD"
-"""The variable by which a user chooses how Dask's workers start: then they are no forks of ours."""
+"""The variable with which a user chooses how Dask's workers start. If it is set, they are no forks of ours."""
 
 _ONE_THREAD = {f"{library}_NUM_THREADS": "1" for library in ("OMP", "MKL", "OPENBLAS")}
-"""As Dask has it in its workers: BLAS counts its threads when it is loaded."""
+"""Dask sets these in its workers too. BLAS reads them when it is loaded."""
 
 
 class Forks:
-    """The process of which others are forks that `multiprocessing` starts here, by its method "forkserver"."""
+    """The process that `multiprocessing` forks to start others, by its method "forkserver"."""
 
     def __init__(self) -> None:
         self.variables: dict[str, str] = {}
 
     def begin(self, module: str) -> None:
-        """Start it, unless it cannot be or is not wanted. It imports the module, which may not use CUDA nor raise an
-        error, while this process goes on, and ends with it. A terminal's Ctrl-C reaches neither it nor the forks. For a
-        process of ours: user code could have other uses for it.
+        """Start the process, unless it cannot start or is not wanted.
+
+        It imports the module while this process goes on, and ends with this process. The module may not use CUDA or
+        raise an error. A terminal's Ctrl-C reaches neither the process nor its forks. Call this only in processes of
+        ours: user code could have other uses for the forkserver.
         """
-        if METHOD in os.environ or sys.version_info < (3, 11, 1):  # whose socket others can reach: CVE-2022-42919
+        if METHOD in os.environ or sys.version_info < (3, 11, 1):  # others can reach its socket: CVE-2022-42919
             return
         forkserver.set_forkserver_preload([module])
         found = {name: os.environ.get(name, value) for name, value in {**OF_WORKERS, **_ONE_THREAD}.items()}
         missing = found.keys() - os.environ.keys()
         with safe_path():
-            resource_tracker.ensure_running()  # else it would be started below, and unblock SIGINT
+            resource_tracker.ensure_running()  # otherwise it starts below, and unblocks SIGINT
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
         os.environ.update(found)
         try:
@@ -123,7 +126,7 @@ class Forks:
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
     def _end(self) -> None:
-        """It may be importing still, and whoever reads what this process says would wait for it."""
+        """End the process, which may still be importing: a reader of this process's output would wait for it."""
         import psutil
 
         for child in psutil.Process().children():
@@ -133,12 +136,14 @@ class Forks:
 
 
 FORKS = Forks()
-"""That of this process."""
+"""The forkserver of this process."""
 
 
 class _Hidden(MetaPathFinder):
-    """Says that there are no modules of these names. (None in `sys.modules` would do for Python's own `import`; that of
-    Cython, by which pyarrow looks for pandas, returns the None.)
+    """Makes modules of these names appear to be missing.
+
+    (None in `sys.modules` would do for Python's own `import`. Cython's import, with which pyarrow looks for pandas,
+    returns the None.)
     """
 
     def __init__(self, names: Sequence[str]) -> None:
@@ -151,8 +156,9 @@ class _Hidden(MetaPathFinder):
 
 @contextmanager
 def hidden(*modules: str) -> Iterator[None]:
-    """In the block, packages that are imported do without these modules, which they need for some uses only. Those who
-    import them later find them.
+    """In the block, let packages be imported without these modules, which they need only for some uses.
+
+    Code that imports the modules later finds them.
     """
     finder = _Hidden(modules)
     sys.meta_path.insert(0, finder)
@@ -163,9 +169,11 @@ def hidden(*modules: str) -> Iterator[None]:
 
 
 def spare_pandas() -> None:
-    """Have pyarrow do without pandas in this process, which gives it no DataFrames: that takes 0.1 to 0.6 s to import,
-    and pyarrow would do so at its first conversion of a Python value, to find out whether it is one of pandas. It does
-    not ask again; who imports pandas itself, as PyTorch and Bokeh do, finds it.
+    """Let pyarrow work without pandas in this process, which gives it no DataFrames.
+
+    Importing pandas takes 0.1 to 0.6 s, and pyarrow would do so at its first conversion of a Python value, to find out
+    whether it is a pandas object. pyarrow does not ask again. Code that imports pandas itself, such as PyTorch and
+    Bokeh, finds it.
     """
     if "pyarrow" not in sys.modules:
         with hidden("pandas"):
@@ -175,24 +183,25 @@ def spare_pandas() -> None:
 
 
 class Child:
-    """A process, and the connection to it. Raises OSError where it cannot be started.
+    """A process, and the connection to it. Raises OSError if it cannot be started.
 
     Parameters
     ----------
     module : str
-        Is run with the descriptor of its end of the connection, and then `arguments`; it calls `parent_of`.
+        The module to run. Its arguments are the descriptor of its end of the connection, and then `arguments`; it calls
+        `parent_of`.
     *arguments : object
-        Of the module's command line.
+        More arguments for the module's command line.
     descriptors : sequence of int
-        Of files that it has too, under the same numbers.
+        The descriptors of files that the child has too, under the same numbers.
     environment : mapping of str to str, optional
-        Variables that are set there.
+        Variables that are set in the child.
     defaults : mapping of str to str, optional
-        Others, which are set there if they are not set here.
+        Variables that are set in the child if they are not set here.
     buffer_bytes : int, optional
-        Of the sockets.
+        The buffer size of the sockets.
     stdout, stderr : int, optional
-        As of `subprocess.Popen`. By default stdout is dropped, and stderr is passed on and its last line kept.
+        As in `subprocess.Popen`. By default stdout is dropped, and stderr is passed on and its last line kept.
 
     """
 
@@ -234,7 +243,7 @@ class Child:
         return self.process.poll() is None
 
     def how_it_ended(self) -> str:
-        """For messages: its exit code or signal, and the last line of what it said."""
+        """Return, for messages, the exit code or signal of the process, and the last line that it wrote."""
         try:
             code = self.process.wait(_END_SECONDS)
         except subprocess.TimeoutExpired:
@@ -249,11 +258,11 @@ class Child:
         return f"ended with exit code {code}" + (f": {last}" if code and last else "")
 
     def kill(self) -> None:
-        """End it, whatever it does."""
+        """Kill the process, whatever it does."""
         self.process.kill()
 
     def end(self) -> int:
-        """End it, if it has not ended, and forget it. Its exit code."""
+        """End the process if it has not ended, release it, and return its exit code."""
         self.kill()
         self.connection.close()
         return self.process.wait()
@@ -267,7 +276,7 @@ class Child:
 
 
 def parent_of(descriptor: str) -> socket.socket:
-    """The connection to the process that started this one, which is ended once that has closed its end.
+    """Return the connection to the process that started this one. This process ends when the other closes its end.
 
     descriptor: the first argument of this process.
     """
@@ -278,6 +287,6 @@ def parent_of(descriptor: str) -> socket.socket:
 
 def _end_with(connection: socket.socket) -> None:
     other_end = select.poll()
-    other_end.register(connection, 0)  # that it was closed is always told
+    other_end.register(connection, 0)  # a closed connection is always reported
     other_end.poll()
     os._exit(1)

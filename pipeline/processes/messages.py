@@ -1,7 +1,7 @@
-"""Messages between a process and its children, over a socket: pickles, with the bytes of arrays beside them.
+"""Messages between a process and its children, over a socket: pickles, with the bytes of arrays next to them.
 
-Sending and receiving release the GIL, and what is received is not copied once it has arrived. Pickle is safe here: each
-end is a process of the same user that the other end started or was started by, and nobody else can open the sockets.
+Sending and receiving release the GIL, and a received message is not copied again. Pickle is safe here: each end is a
+process of the same user that started the other or was started by it, and nobody else can open the sockets.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ import pyarrow as pa
 Frame: TypeAlias = bytes | memoryview | pa.Buffer
 
 _HEAD = struct.Struct("<QQ")
-"""The number of frames, and the bytes of what comes first: the size of each, and the small ones themselves."""
+"""The number of frames, and the bytes of the first part: the size of each frame, and the small frames themselves."""
 _SIZE = 8
 _ALIGNED = 64
-"""Each begins at a multiple of so many bytes, as Arrow wants it."""
+"""Each frame begins at a multiple of this many bytes, as Arrow requires."""
 LARGE = 64 << 10
-"""A frame of so many bytes is received into memory of its own, which it does not keep alive for others."""
+"""A frame of this many bytes or more is received into its own memory, so that it does not keep others alive."""
 
 
 class Closed(Exception):
@@ -31,7 +31,7 @@ class Closed(Exception):
 
 
 def packed(thing: object) -> list[Frame]:
-    """The frames of a message: a pickle, and the buffers that belong to it."""
+    """Return the frames of a message: a pickle, and the buffers that belong to it."""
     return Pickler().frames(thing)
 
 
@@ -40,7 +40,7 @@ def unpacked(frames: Sequence[Frame]) -> Any:
 
 
 def pieces(frames: Sequence[Frame]) -> list[memoryview]:
-    """What is sent of a message, one after the other."""
+    """Return the pieces of a message in the order in which they are sent."""
     views = [memoryview(frame) for frame in frames]
     small = [view.cast("B") if view.nbytes else b"" for view in views if view.nbytes < LARGE]
     sizes = struct.pack(f"<{len(views)}Q", *(view.nbytes for view in views))
@@ -49,7 +49,7 @@ def pieces(frames: Sequence[Frame]) -> list[memoryview]:
 
 
 def send(connection: socket.socket, frames: Sequence[Frame]) -> None:
-    """Raises Closed."""
+    """Send a message. Raises Closed."""
     left = pieces(frames)
     try:
         while left:
@@ -63,14 +63,14 @@ def send(connection: socket.socket, frames: Sequence[Frame]) -> None:
 
 
 def receive(connection: socket.socket) -> list[pa.Buffer]:
-    """The frames of the next message. Raises Closed."""
+    """Receive the frames of the next message. Raises Closed."""
     count, length = _HEAD.unpack(_exactly(connection, _HEAD.size))
     first = _exactly(connection, length)
     return [first[place] if place else _exactly(connection, size) for size, place in _places(count, first)]
 
 
 def taken(came: bytearray) -> list[Frame] | None:
-    """The frames of the first message of what has come, which is then without it; None until all of it is there."""
+    """Remove the first message from the received bytes and return its frames; None until all of it has arrived."""
     if len(came) < _HEAD.size:
         return None
     count, length = _HEAD.unpack_from(came)
@@ -94,7 +94,7 @@ def taken(came: bytearray) -> list[Frame] | None:
 
 
 def _places(count: int, first: Frame) -> list[tuple[int, slice | None]]:
-    """The size of each frame of a message, and where it is in `first`, if it is small."""
+    """Return the size of each frame of a message, and its place in `first` if it is small."""
     found: list[tuple[int, slice | None]] = []
     at = _padded(count * _SIZE)
     for size in struct.unpack_from(f"<{count}Q", first):
@@ -123,8 +123,10 @@ def _exactly(connection: socket.socket, size: int) -> pa.Buffer:
 
 
 class Pickler(pickle.Pickler):
-    """Pickles one thing, and Arrow data as one buffer of Arrow's stream format: only the rows that a slice has, and few
-    objects. The buffers of an array that is whole, such as the text of a chunk, are sent as they are.
+    """Pickles an object, with Arrow data as one buffer of Arrow's stream format.
+
+    So only the rows of a slice are sent, and few objects. The buffers of a whole array, such as the text of a chunk,
+    are sent as they are.
     """
 
     def __init__(self) -> None:
@@ -133,7 +135,7 @@ class Pickler(pickle.Pickler):
         super().__init__(self._file, protocol=5, buffer_callback=self._buffers.append)
 
     def frames(self, thing: object) -> list[Frame]:
-        """The pickle, and the buffers that belong to it."""
+        """Return the pickle, and the buffers that belong to it."""
         self.dump(thing)
         return [self._file.getvalue(), *(buffer.raw() for buffer in self._buffers)]
 
@@ -145,7 +147,7 @@ class Pickler(pickle.Pickler):
         return NotImplemented
 
     def stream(self, table: pa.Table) -> Any:
-        """What is pickled in place of a table, and becomes a buffer of Arrow's stream format when it is unpickled."""
+        """Return the object to pickle instead of a table. Unpickled, it is a buffer of Arrow's stream format."""
         return pickle.PickleBuffer(_stream(table))
 
 
@@ -168,4 +170,4 @@ def _table(buffer: Frame) -> pa.Table:
 
 def _array(buffer: Frame) -> pa.Array:
     column = _table(buffer).column(0)
-    return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()  # without rows it has no chunk
+    return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()  # a column without rows has no chunk

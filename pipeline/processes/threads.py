@@ -1,4 +1,4 @@
-"""The cores and the memory that this process may use, thread pools, and what is entered in the background."""
+"""The cores and the memory that this process may use, thread pools, and contexts that are entered in the background."""
 
 from __future__ import annotations
 
@@ -19,33 +19,34 @@ _T = TypeVar("_T")
 _Item = TypeVar("_Item")
 
 WORKERS_PER_HOST = "broadsheet.workers-per-host"
-"""Of Dask's configuration, in the workers of a cluster that is started here: how many share the cores. (Such a worker
-has more threads than its share, so that it reads and writes beside.)
+"""The key of Dask's configuration for the number of workers that share the cores. It is set in the workers of a cluster
+that is started here. (Such a worker has more threads than its share, because it also reads and writes.)
 """
 
 
 def available_cores() -> int:
-    """Cores this process may run on."""
+    """Return the number of cores on which this process may run."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def free_cores() -> int:
-    """Cores that other work leaves to this process, by the load of the last minute; at least one."""
+    """Return the number of cores that other work leaves to this process, by the load of the last minute, or one."""
     return max(1, min(available_cores(), round((os.cpu_count() or 1) - os.getloadavg()[0])))
 
 
 def available_memory() -> int:
-    """Bytes that this process may have: of the machine, of its container, or by `ulimit -v`."""
+    """Return the bytes that this process may have, by the machine, its container, or `ulimit -v`."""
     found = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"), resource.getrlimit(resource.RLIMIT_AS)[0]]
     for name in ("memory.max", "memory/memory.limit_in_bytes"):
-        with suppress(OSError, ValueError):  # there is no such limit, or it is "max"
+        with suppress(OSError, ValueError):  # no such limit exists, or it is "max"
             found.append(int(Path("/sys/fs/cgroup", name).read_text()))
     return min(limit for limit in found if limit > 0)  # RLIM_INFINITY is -1
 
 
 def share_of_cores(processes: int) -> int:
-    """Cores for each of several equal processes on this host, of which this is one. Some may be pinned to a part of
-    the cores already: then the process that started this one has them all.
+    """Return the number of cores for each of several equal processes on this host, of which this is one.
+
+    Some processes may already be pinned to a part of the cores. Then the process that started this one has all cores.
     """
     cores = available_cores()
     every = cores
@@ -56,12 +57,12 @@ def share_of_cores(processes: int) -> int:
 
 
 SWITCH_SECONDS = 0.0005
-"""How long a thread may keep others from running in a process where some feed a GPU: by default it is 5 ms."""
+"""The time for which a thread may keep others from running, if some threads feed a GPU. Python's default is 5 ms."""
 
 
 @contextmanager
 def threads(count: int) -> Iterator[ThreadPoolExecutor]:
-    """A pool of `count` threads. Left by an error (or Ctrl-C), it does not wait for queued or running calls."""
+    """Yield a pool of `count` threads. After an error (or Ctrl-C), it does not wait for queued or running calls."""
     pool = ThreadPoolExecutor(count)
     try:
         yield pool
@@ -77,9 +78,9 @@ def one_ahead(pool: ThreadPoolExecutor, make: Callable[[_Item], _T], items: Iter
     Parameters
     ----------
     pool : ThreadPoolExecutor
-        Runs `make`, at most twice at once.
+        The pool that runs `make`, at most twice at a time.
     make : callable
-        Takes an item. What it raises is raised where its result would be yielded.
+        A function of an item. Its error is raised where its result would be yielded.
     items : iterable
         The items.
 
@@ -95,8 +96,10 @@ def one_ahead(pool: ThreadPoolExecutor, make: Callable[[_Item], _T], items: Iter
 
 
 class SingleThreadedBlas:
-    """A context manager in which BLAS has one thread a call. That is a setting of the whole process, so it is counted:
-    the first of several that overlap sets it, and the last one, of whatever thread, gives the threads back.
+    """A context manager in which BLAS uses one thread for each call.
+
+    That is a setting of the whole process, so uses are counted: the first of several that overlap sets it, and the last
+    one, on any thread, restores it.
     """
 
     def __init__(self) -> None:
@@ -120,15 +123,17 @@ class SingleThreadedBlas:
 
     @cached_property
     def _libraries(self) -> ThreadpoolController:
-        """What is loaded when this is first used: NumPy's by then. To look for it takes milliseconds."""
+        """The libraries that are loaded at the first use, which include NumPy's. Finding them takes milliseconds."""
         from threadpoolctl import ThreadpoolController
 
         return ThreadpoolController()
 
 
 def _let_any_thread_control_blas() -> None:
-    """threadpoolctl ignores all threads but the one that set a limit of OpenBLAS first, so that threads do not give
-    back each other's; that one may be a user's. It is the next to set one from here on.
+    """Let the next thread that sets a limit of OpenBLAS control it.
+
+    threadpoolctl ignores all threads but the one that first set such a limit, so that threads do not restore each
+    other's limits. That thread may be a user's.
     """
     from threadpoolctl import OpenBLASController
 
@@ -136,15 +141,16 @@ def _let_any_thread_control_blas() -> None:
 
 
 SINGLE_THREADED_BLAS = SingleThreadedBlas()
-"""That of this process."""
+"""The context manager of this process."""
 
 
 @contextmanager
 def in_background(context: AbstractContextManager[_T], head_start: float) -> Iterator[Callable[[], _T]]:
-    """Enter `context`, which takes seconds, in a thread while the block runs, and leave it there at the end of that.
+    """Enter `context`, which takes seconds, in a thread while the block runs. Leave it in that thread after the block.
 
-    Yields a function that waits for the value of `context`, or raises the error of entering it. The thread begins when
-    that is first called, and after `head_start` seconds at the latest: a block that fails before has started nothing.
+    Yields a function that waits for the value of `context`, or raises the error of entering it. The thread starts at
+    the first call of that function, and after `head_start` seconds at the latest: a block that fails earlier starts
+    nothing.
     """
     begin, given_up = threading.Event(), threading.Event()
     entered: Future[_T] = Future()
@@ -174,9 +180,9 @@ def in_background(context: AbstractContextManager[_T], head_start: float) -> Ite
         given_up.set()
         begin.set()
         ended.set_exception(error)
-        raised = left.exception()  # waits: what has half started could not be stopped
+        raised = left.exception()  # wait, because a half-started context cannot be stopped
         if raised is None or raised is error:
             raise
-        raise raised from raised.__cause__  # of the context, in place of that of the block
+        raise raised from raised.__cause__  # the context's error replaces that of the block
     ended.set_result(None)
     left.result()

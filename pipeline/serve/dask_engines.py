@@ -31,10 +31,10 @@ _PATIENCE_S = 60.0
 
 
 class ServePlugin(WorkerPlugin):  # type: ignore[misc]
-    """A worker's handlers for messages of the server, and the engines that these ask for.
+    """Handles messages of the server on a worker, and holds the engines that these request.
 
-    Workers that join later get it too. Registered again, by another server, it replaces these engines: a cluster has
-    one server at a time.
+    Workers that join later get the plugin too. If another server registers it again, it replaces these engines: a
+    cluster has one server at a time.
     """
 
     name = NAME
@@ -61,9 +61,9 @@ class ServePlugin(WorkerPlugin):  # type: ignore[misc]
             engine, ready = await asyncio.to_thread(work)
         except BroadsheetError as error:
             return to_serialize(error)
-        except Exception as error:  # whatever the device's libraries raise
+        except Exception as error:  # the device's libraries may raise anything
             return to_serialize(BroadsheetError(f"the model cannot be loaded: {type(error).__name__}: {error}"))
-        await self._unload(asked.key)  # of a server that lost the connection to this worker, and is back
+        await self._unload(asked.key)  # a server lost the connection to this worker, and is back
         self._engines[asked.key] = engine
         return to_serialize(ready)
 
@@ -83,7 +83,7 @@ class ServePlugin(WorkerPlugin):  # type: ignore[misc]
             return to_serialize(await asyncio.get_running_loop().run_in_executor(self._thread, work))
         except Exception:
             if engine.backend.device == "cuda":
-                os._exit(1)  # after a failure of a GPU its process can compute nothing more: the nanny starts another
+                os._exit(1)  # a process cannot compute after a GPU failure; the nanny starts another
             raise
 
 
@@ -97,7 +97,7 @@ class DaskEngine:
         self._gone = asyncio.Event()
 
     def give_up(self) -> None:
-        """Its worker has left the cluster: requests that wait for an answer fail now.
+        """Fail the requests that wait for an answer, because the worker has left the cluster.
 
         Dask tries for half a minute to reach a worker to which it has no connection.
         """
@@ -130,7 +130,7 @@ class DaskEngine:
             await asyncio.wait((answer, gone), return_when=asyncio.FIRST_COMPLETED)
             if answer.done():
                 return answer.result()
-        except Exception as error:  # the connection's, or whatever was raised on the worker
+        except Exception as error:  # an error of the connection, or any error on the worker
             raise EngineLost(f"the engine on {self.name} is gone: {type(error).__name__}: {error}") from error
         finally:
             answer.cancel()
@@ -139,12 +139,12 @@ class DaskEngine:
 
 
 async def on_client_loop(client: Client, work: Coroutine[Any, Any, Any]) -> Any:
-    """Await something of Dask's in the thread where its client has its event loop."""
+    """Await a coroutine of Dask's in the thread in which its client has its event loop."""
     return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, client.loop.asyncio_loop))
 
 
 class DaskFleet:
-    """An engine on each worker that there is, and on those that join later. `states` is as in `LocalFleet`."""
+    """An engine on each present worker, and on those that join later. `states` is as in `LocalFleet`."""
 
     def __init__(self, dispatcher: Dispatcher, choice: Choice, client: Client, metrics: Metrics) -> None:
         self.states: dict[str, str] = {}
@@ -154,7 +154,7 @@ class DaskFleet:
         self._watching: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Raises BroadsheetError where not one worker has an engine."""
+        """Load the engines. Raises BroadsheetError if no worker has one."""
         await asyncio.to_thread(self._client.register_plugin, ServePlugin())
         await self._look()
         while self._joining and not self._dispatcher.devices:
@@ -179,11 +179,11 @@ class DaskFleet:
             await asyncio.sleep(_LOOK_EVERY_S)
             try:
                 await self._look()
-            except OSError as error:  # as of a lost scheduler: the workers that there are go on
+            except OSError as error:  # for example, the scheduler is lost: the present workers go on
                 log.warning("the scheduler does not answer", extra={"fields": {"reason": str(error)}})
 
     async def _look(self) -> None:
-        """Give new workers an engine, and forget those that are gone."""
+        """Give new workers an engine, and forget workers that are gone."""
         identity = await on_client_loop(self._client, self._client.scheduler.identity(n_workers=-1))
         hosts = {address: about["host"] for address, about in identity["workers"].items()}
         for device in list(self._dispatcher.devices):
@@ -211,7 +211,7 @@ class DaskFleet:
         try:
             device: Device = await self._dispatcher.add_engine(engine)
         except EngineLost as error:
-            self.states[engine.name] = error.message  # the next look tries again, if the worker is there
+            self.states[engine.name] = error.message  # the next look tries again, if the worker is still there
         except UsageError as error:
             self.states[engine.name] = f"refused: {error.message}"
             self._refused.add(engine.address)
@@ -227,6 +227,6 @@ class DaskFleet:
 
 
 def device_of(client: Client, device: str) -> str:
-    """The device that the workers choose, "cpu" or "cuda"; where they differ, the slower."""
+    """Return the device that the workers choose, "cpu" or "cuda". If they differ, return the slower one."""
     devices = client.run(expected_device, device, on_error="ignore")
     return "cuda" if devices and set(devices.values()) == {"cuda"} else "cpu"

@@ -1,4 +1,4 @@
-"""One queue in front of all devices: decides which requests are taken in, and what is computed next and where."""
+"""One queue in front of all devices. It decides which requests are admitted, and what is computed next and where."""
 
 from __future__ import annotations
 
@@ -18,26 +18,26 @@ from .settings import log
 from .tracing import Traces
 
 _LARGEST_SHARE = 0.4
-"""A batch takes this share of the target at most: a request waits for the batch that is on the device, then comes its
-own. It may take as long as two texts alone do, whatever the target: ever smaller batches would do ever less work. (That
-is also why a batch is not made smaller for a request that has waited long.)
+"""The largest share of the target for a batch. A request waits for the batch that is on the device, and then for its
+own. A batch may take as long as two texts alone, whatever the target: ever smaller batches would do ever less work.
+(This is also why a batch is not made smaller for a request that has waited long.)
 """
 
 _SPARE_SHARE = 0.15
-"""What is left of the target, at least, for reading a request and writing the answer, and for a batch that takes longer
-than expected.
+"""The smallest share of the target that is left for reading a request, for writing the answer, and for a batch that
+takes longer than expected.
 """
 
 _PATIENCE = 4.0
-"""A request that takes several batches has a deadline this many times as far away as it would need alone."""
+"""The deadline of a request of several batches is this many times as far away as it would need alone."""
 
 _SURE_SHARE = 0.8
-"""Of several devices, none takes all that waits. The share of a full batch that is counted on then, since what a batch
-is expected to take may change in the meantime.
+"""The share of a full batch that is counted on if there are several devices, of which none takes all waiting texts. The
+expected time of a batch may change in the meantime.
 """
 
 _BACK_SHARE = 0.3
-"""The way back takes this share of the target at most: a request that took longer to come was held up on its way."""
+"""The largest share of the target for the way back. A request that took longer to come was delayed on its way."""
 
 _OVERDUE_SHARE = 0.2
 _BUSY_WINDOW = 10.0
@@ -45,24 +45,24 @@ _BUSY_WINDOW = 10.0
 
 @dataclass(eq=False)
 class Device:
-    """An engine, the models that it has loaded, and what it is computing.
+    """An engine, its loaded models, and the batches that it is computing.
 
     Attributes
     ----------
     engine : RemoteEngine
         The engine.
     depth : int
-        Batches that may be on the way at a time. With two, a GPU has the next one when it has finished one.
+        The number of batches that may be under way. With two, a GPU has the next one when it has finished one.
     ready : dict of str to Ready
-        What the engine reports of each model, by the model's key.
+        The engine's report for each model, by the model's key.
     times : dict of str to BatchTime
-        How long a batch of each model takes, by the model's key.
+        The time that a batch of each model takes, by the model's key.
     under_way : dict of int to Batch
-        Batches that are sent and not answered, by their numbers.
+        The batches that are sent and not yet answered, by their numbers.
     busy_until : float
-        When the engine is expected to have finished these, by the dispatcher's clock.
+        The time when the engine should have finished these, by the dispatcher's clock.
     busy : deque of (float, float)
-        Of the last batches, when each ended, and the seconds that it took.
+        For each of the last batches, the time when it ended, and the seconds that it took.
 
     """
 
@@ -80,25 +80,25 @@ class Device:
         self.depth = 1 if ready.backend.device == "cpu" else 2
 
     def busy_share(self, now: float) -> float:
-        """The share of the last ten seconds in which it computed."""
+        """Return the share of the last ten seconds in which the device computed."""
         while self.busy and self.busy[0][0] < now - _BUSY_WINDOW:
             self.busy.popleft()
         return min(1.0, sum(seconds for _, seconds in self.busy) / _BUSY_WINDOW)
 
 
 class Dispatcher:
-    """Requests in, predictions out. All methods are for the event loop's thread.
+    """Admits requests and returns predictions. Call all methods in the event loop's thread.
 
     Parameters
     ----------
     target : float
-        Seconds that a request may take.
+        The seconds that a request may take.
     most_waiting : int
-        Texts that may wait.
+        The number of texts that may wait.
     retries : int
-        How often texts are computed again elsewhere when the engine that had them is lost.
+        How often texts are computed again on another engine when theirs is lost.
     metrics : Metrics
-        Counts batches, and how long requests wait.
+        Counts batches, and measures how long requests wait.
     clock : callable
         Returns seconds that never go back.
     traces : Traces, optional
@@ -140,12 +140,13 @@ class Dispatcher:
         return all(any(loaded.key in d.ready for d in self.devices) for loaded in self.models.values())
 
     async def add_engine(self, engine: RemoteEngine) -> Device:
-        """Load the models on an engine, and send it batches from then on. Raises BroadsheetError, and UsageError where
-        its scores would have other bits than those of the others.
+        """Load the models on an engine, and send it batches from then on.
+
+        Raises BroadsheetError, and UsageError if its scores would differ in their bits from those of the other engines.
         """
         device = Device(engine)
         await self._load_missing(device)
-        async with self._changing:  # unless a model was changed meanwhile, nothing is missing
+        async with self._changing:  # nothing is missing, unless a model was changed meanwhile
             await self._load_missing(device)
             self._check_backend(device)
             self.devices.append(device)
@@ -176,8 +177,9 @@ class Dispatcher:
             )
 
     async def change_model(self, loaded: LoadedModel) -> None:
-        """Put a model in the place of the one of its name, or beside the others: first on every device, then for new
-        requests; those that have begun are computed with the old one. Raises BroadsheetError, and changes nothing.
+        """Replace the model of the same name, or add a model: first on every device, then for new requests.
+
+        Requests that have begun use the old model. Raises BroadsheetError, and then changes nothing.
         """
         async with self._changing:
             devices = list(self.devices)
@@ -199,9 +201,10 @@ class Dispatcher:
     def submit(
         self, model: str, texts: Texts, top_k: int, arrived: float | None = None, back: float = 0.0, trace: str = ""
     ) -> Request:
-        """Take a request in. Raises Refused where its deadline, or the queue's bound, cannot be held.
+        """Admit a request. Raises Refused if its deadline, or the queue's limit, cannot be met.
 
-        One that can start now is taken in however late it is. Its `answer` receives its rows (`to_rows`), as bytes.
+        A request that can start now is admitted however late it is. Its `answer` receives its rows (`to_rows`), as
+        bytes.
 
         Parameters
         ----------
@@ -210,13 +213,13 @@ class Dispatcher:
         texts : Texts
             The texts, with `n_chars`.
         top_k : int
-            The most probable classes of each text, so many.
+            The number of most probable classes of each text.
         arrived : float, optional
-            When the request was there, by the clock, if that is not now.
+            The time when the request arrived, by the clock, if that is not now.
         back : float
-            Seconds that the answer needs on its way to the client.
+            The seconds that the answer needs on its way to the client.
         trace : str
-            What `Traces.carried` has returned.
+            The return value of `Traces.carried`.
 
         """
         loaded = self.models[model]
@@ -235,7 +238,7 @@ class Dispatcher:
         return request
 
     def forget(self, request: Request) -> None:
-        """Compute nothing more for a request whose client is gone."""
+        """Stop computing for a request whose client is gone."""
         self._fail(request, Gone())
 
     def refuse_all(self) -> None:
@@ -269,35 +272,36 @@ class Dispatcher:
         else:
             patience = self.target
             rounds, number = divmod(self._batches_ahead(slowest, key, texts, chars), len(devices))
-            needs = residuals[number] + STRETCH * longest * (rounds + 1)  # others that come may fill its batch
+            needs = residuals[number] + STRETCH * longest * (rounds + 1)  # later requests may fill its batch
         back = min(back, _BACK_SHARE * self.target)
         request.deadline = request.arrived + patience - back
         late, spare = now - request.arrived + back, _SPARE_SHARE * self.target
         if needs + max(late, spare) > patience and not starts():
-            least = texts <= 1 and needs + spare > patience  # the next one of one text would be too
+            least = texts <= 1 and needs + spare > patience  # the next request of one text would be refused too
             until = self._next_start(devices, key) if least else 0.0
             raise Refused(
                 f"the answer would take longer than {1000 * patience:,.0f} ms", needs + max(late, spare), until
             )
 
     def _all_start(self, key: str, texts: int = 0, chars: int = 0) -> bool:
-        """Whether all that waits, and so many texts more, can start now: each of its batches has a device that is free.
-        Then nobody has to make room for others, and who is late is answered all the same.
+        """Return whether all that waits, and so many texts more, can start now, because each batch has a free device.
+
+        Then nobody must make room for others, and late requests are still answered.
         """
         free = [device for device in self.devices if key in device.times and not device.under_way]
         return bool(free) and self._batches_ahead(free[0], key, texts, chars) < len(free)
 
     def _residual(self, device: Device, key: str, now: float) -> float:
-        """Seconds until a device is free; one that should be free already may take a little longer still."""
+        """Return the seconds until a device is free. A device that should already be free may take a little longer."""
         overdue = _OVERDUE_SHARE * self._longest(device, key) if device.under_way else 0.0
         return max(overdue, device.busy_until - now)
 
     def _next_start(self, devices: Sequence[Device], key: str) -> float:
-        """When the next batch is expected to go to a device, so that fewer texts wait."""
+        """Return when the next batch should go to a device, so that fewer texts wait."""
         return min(d.busy_until - max(0, len(d.under_way) - 1) * self._longest(d, key) for d in devices)
 
     def _batches_ahead(self, device: Device, key: str, texts: int, chars: int) -> int:
-        """How many batches come before that of a new request which is no larger than a batch."""
+        """Return how many batches precede that of a new request, which is no larger than a batch."""
         waiting = self.waiting.of
         batches = 0
         for waiting_key in {key, *waiting}:
@@ -309,7 +313,7 @@ class Dispatcher:
                 n, c, requests = n + texts, c + chars, requests + 1
             if not n:
                 continue
-            shared = n * (1 + wait.large / requests)  # large ones have their share of each batch
+            shared = n * (1 + wait.large / requests)  # large requests have their share of each batch
             if len(self.devices) == 1 and shared == n and self._is_one_batch(device, waiting_key, n, c):
                 batches += 1
             else:
@@ -318,7 +322,7 @@ class Dispatcher:
         return max(0, batches - 1)
 
     def _seconds_waiting(self, device: Device) -> float:
-        """Seconds that all devices together need for what waits."""
+        """Return the seconds that all devices together need for everything that waits."""
         return sum(
             self._longest(device, key) * w.texts / self._most_texts(device, key, w.chars / w.texts) / len(self.devices)
             for key, w in self.waiting.of.items()
@@ -332,7 +336,7 @@ class Dispatcher:
         return texts <= 1 or device.times[key].seconds(texts, chars) <= self._longest(device, key)
 
     def _longest(self, device: Device, key: str) -> float:
-        """Seconds that a batch may take, so that the target is held."""
+        """Return the seconds that a batch may take without missing the target."""
         share = min(_LARGEST_SHARE * self.target, LONGEST_S)
         return max(share / device.depth, 2 * device.times[key].seconds(1, 0))
 
@@ -347,7 +351,7 @@ class Dispatcher:
             self._loop.call_soon(self._pump)
 
     def _pump(self) -> None:
-        """Give every device that is free a batch of what waits."""
+        """Give every free device a batch of what waits."""
         self._pump_is_due = False
         now = self._clock()
         late = self.waiting.expired(now)
@@ -367,7 +371,7 @@ class Dispatcher:
                 self._start(device, self._number, batch, now)
 
     def _fills(self, device: Device) -> bool:
-        """Whether enough waits for a whole batch: then it may go ahead to a device that is still busy."""
+        """Return whether enough texts wait for a whole batch, which may then go to a device that is still busy."""
         first = next(iter(self.waiting))
         if first.key not in device.times:
             return False
@@ -375,7 +379,7 @@ class Dispatcher:
         return self.waiting.texts >= self._most_texts(device, first.key, average)
 
     def _next_batch(self, device: Device) -> Batch | None:
-        """The request with the earliest deadline decides the model."""
+        """Return the next batch. The request with the earliest deadline decides its model."""
         first = next((request for request in self.waiting if request.key in device.times), None)
         if first is None:
             return None
@@ -404,7 +408,7 @@ class Dispatcher:
         now = self._clock()
         if not device.under_way:
             device.busy_until = now
-        if batch.key in device.times:  # unless the model was changed, and all that asked for the old one are gone
+        if batch.key in device.times:  # false if the model was changed, and all requests for the old one are gone
             device.times[batch.key].learn(batch.texts, batch.chars, seconds)
         device.busy.append((now, seconds))
         self._metrics.computed(batch.key, device.engine.name, batch.texts, seconds)
@@ -425,7 +429,7 @@ class Dispatcher:
             at += last - first
 
     def _give_up(self, piece: Piece, error: EngineLost) -> None:
-        """Compute texts whose engine is lost once more elsewhere, or refuse them."""
+        """Compute the texts of a lost engine again on another one, or refuse them."""
         request = piece.request
         if request.tries >= self._retries or request.answer.done():
             self._fail(request, Refused(error.message))
@@ -455,7 +459,7 @@ class Dispatcher:
         settle(request.answer, error)
 
     def _close(self, key: str) -> None:
-        """Count a request for a model as ended; an old model is unloaded after its last one."""
+        """Count a request for a model as ended. An old model is unloaded after its last request."""
         self._open[key] -= 1
         if not self._open[key] and key not in {loaded.key for loaded in self.models.values()}:
             self._unload(key)

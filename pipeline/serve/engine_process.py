@@ -1,4 +1,4 @@
-"""An engine in a process of its own: where the device fails, only this process ends.
+"""An engine in its own process, so that a failure of the device ends only this process.
 
 `local_engines.py` starts it.
 """
@@ -28,7 +28,7 @@ from .requests import to_rows
 
 
 def load(asked: Load) -> tuple[Engine, Ready]:
-    """An engine that is warm: kernels are loaded, memory is allocated, batches are measured."""
+    """Open an engine and warm it up: kernels are loaded, memory is allocated, batches are measured."""
     model = Model.from_bytes(asked.model, asked.name)
     choice = asked.choice
     engine = open_engine(model, choice.device, choice.precision, asked.threads, choice.kernels)
@@ -42,7 +42,7 @@ def load(asked: Load) -> tuple[Engine, Ready]:
 
 
 def serve(connection: socket.socket) -> None:
-    """Answer until the other end is gone, or the device fails."""
+    """Answer until the other end is closed, or the device fails."""
     engines: dict[str, Engine] = {}
     sending = threading.Lock()
 
@@ -56,7 +56,7 @@ def serve(connection: socket.socket) -> None:
             engines[asked.key], ready = load(asked)
         except BroadsheetError as error:
             answer(Failed(asked.key, error))
-        except Exception as error:  # whatever the device's libraries raise
+        except Exception as error:  # the device's libraries may raise anything
             answer(Failed(asked.key, BroadsheetError(f"the model cannot be loaded: {type(error).__name__}: {error}")))
         else:
             gc.freeze()
@@ -64,7 +64,7 @@ def serve(connection: socket.socket) -> None:
 
     while True:
         message = unpacked(receive(connection))
-        if isinstance(message, Load):  # others are computed meanwhile
+        if isinstance(message, Load):  # other batches are computed meanwhile
             threading.Thread(target=load_beside, args=(message,), daemon=True).start()
         elif isinstance(message, Unload):
             engines.pop(message.key).close()
@@ -88,8 +88,9 @@ def _answer(asked: Classify, engine: Engine, answer: Callable[[Classified | Fail
 
 
 def main() -> None:
-    """Run until the server closes its end. Signals are ignored: only the server acts on those of a terminal or a batch
-    system.
+    """Run until the server closes its end.
+
+    Signals are ignored: only the server acts on those of a terminal or a batch system.
     """
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)

@@ -13,22 +13,22 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disa
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
 SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10)
-"""Upper bounds of the histogram's buckets; one more has no bound."""
+"""The upper bounds of the histogram's buckets. One more bucket has no bound."""
 
 
 class RequestCounts:
-    """Counts of the requests that have ended; in the main process, those of all that speak HTTP.
+    """The counts of the requests that have ended. In the main process, they are those of all HTTP processes.
 
     Attributes
     ----------
     requests : dict of (str, int) to int
-        Requests, by model and HTTP status.
+        The number of requests, by model and HTTP status.
     texts : dict of str to int
-        Texts that were answered, by model.
+        The number of texts that were answered, by model.
     seconds : dict of str to float
         The sum of the seconds of the requests that were answered, by model.
     buckets : dict of str to list of int
-        How many of these are in each bucket of SECONDS, by model.
+        The number of answered requests in each bucket of SECONDS, by model.
 
     """
 
@@ -52,14 +52,14 @@ class RequestCounts:
         seconds: Mapping[str, float],
         buckets: Mapping[str, Sequence[int]],
     ) -> None:
-        """Add what another process has counted.
+        """Add the counts of another process.
 
         Parameters
         ----------
         requests : iterable of (str, int, int)
             Model, HTTP status and number of requests.
         texts, seconds, buckets : mapping
-            As the attributes of these names.
+            As in the attributes of these names.
 
         """
         for model, status, count in requests:
@@ -71,7 +71,7 @@ class RequestCounts:
             self.buckets[model] = [a + b for a, b in zip(self.buckets[model], counts, strict=True)]
 
     def collect(self) -> Iterable[Metric]:
-        """As Prometheus's client asks for them."""
+        """Yield the metrics, when Prometheus's client asks for them."""
         requests = CounterMetricFamily(
             "broadsheet_requests", "Requests to classify, by HTTP status", labels=["model", "status"]
         )
@@ -137,7 +137,7 @@ class Metrics:
         in_engine.observe(seconds)
 
     def took(self, now: float, shares: Sequence[float]) -> None:
-        """Note, of requests whose labels are computed, which shares of the time to their deadlines they took."""
+        """Note which share of the time to its deadline each request took, after its labels are computed."""
         self._shares.append((now, sum(shares), len(shares)))
         while self._shares[0][0] < now - _USED_SECONDS:
             self._shares.popleft()
@@ -154,7 +154,7 @@ class Metrics:
         self._http_restarts.inc()
 
     def show(self, waiting: Callable[[], float], busy: Callable[[], dict[str, float]]) -> None:
-        """Show how many texts wait, and by its name the share of time in which each device computed."""
+        """Show how many texts wait, and the share of time in which each device, by name, computed."""
         self._queue.set_function(waiting)
         self.registry.register(_Busy(busy))
 
@@ -178,5 +178,5 @@ class _Busy:
 
 
 def name_of(key: str) -> str:
-    """The model's name in the key by which engines know it."""
+    """Return the model's name from the key by which engines know it."""
     return key.rpartition("@")[0]

@@ -15,40 +15,40 @@ from ..errors import printable
 
 @dataclass(frozen=True)
 class Settings:
-    """Everything but the cluster. `pipeline/cli/serve.py` has the defaults that a user sees, and checks.
+    """All settings but those of the cluster. `pipeline/cli/serve.py` has the defaults that a user sees, and the checks.
 
     Attributes
     ----------
     models : mapping of str to str
-        The source of each model by its name. The first is the one for requests that name none.
+        The source of each model by its name. Requests that name no model use the first.
     host : str
         The address to listen on.
     port : int
         The port to listen on.
     device : str
-        What computes: "auto", "cpu" or "cuda".
+        The device that computes: "auto", "cpu" or "cuda".
     precision, kernels : str
-        Of the engines, as in `open_engine`.
+        The precision and the kernels of the engines, as in `open_engine`.
     network : str
-        Which texts a model with n-grams gives to its network.
+        The texts that a model with n-grams gives to its network.
     target_s : float or None
-        Seconds that a request may take; None for 0.02 on a GPU, 0.1 on a CPU.
+        The seconds that a request may take; None for 0.02 on a GPU, 0.1 on a CPU.
     drain_s : float
-        Seconds after SIGTERM in which requests that have come are still answered.
+        The seconds after SIGTERM in which received requests are still answered.
     max_queue : int
-        Texts that may wait.
+        The number of texts that may wait.
     max_texts : int
-        Texts of one request.
+        The largest number of texts in one request.
     max_body_bytes : int
-        Bytes of one body.
+        The largest number of bytes in one body.
     max_connections : int
-        Connections that are open at a time, of all processes.
+        The number of connections that may be open at a time, over all processes.
     head_s, body_s : float
-        Seconds within which the head and the body of a request must have come.
+        The seconds within which the head and the body of a request must arrive.
     idle_s : float
-        Seconds after which a connection without a request is closed.
+        The seconds after which a connection without a request is closed.
     http_processes : int or None
-        How many processes speak HTTP; None to choose by the cores.
+        The number of HTTP processes; None to choose it by the cores.
     token : str or None
         The token that clients must show, if any.
     admin_token : str or None
@@ -124,5 +124,5 @@ def start_log(as_json: bool) -> None:
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(_Lines(as_json))
     logging.basicConfig(level=logging.ERROR, handlers=[handler], force=True)
-    logging.logProcesses = logging.logThreads = logging.logMultiprocessing = False  # no line has them, all take time
+    logging.logProcesses = logging.logThreads = logging.logMultiprocessing = False  # unused, and all take time
     log.setLevel(logging.INFO)

@@ -1,6 +1,6 @@
-"""OpenTelemetry's traces: a request's span, below that of whoever asks, and below it the span of each of its batches.
+"""OpenTelemetry traces: a request's span, below that of its client, and below it the span of each of its batches.
 
-Off, and without a cost, unless OpenTelemetry's own variables ask for them. Its packages are imported only then.
+Traces are off, and free, unless OpenTelemetry's own variables ask for them. Its packages are imported only then.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _PROTOCOLS = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL
 
 
 def open_traces(is_told: bool = False) -> Traces | None:
-    """Traces as the variables ask for them; None where they do not, or where the packages are missing.
+    """Open traces if the variables ask for them. Return None if they do not, or if the packages are missing.
 
     With `is_told`, the log has a warning about missing packages.
     """
@@ -58,7 +58,7 @@ class Traces:
         self._tracer, self._trace, self._extract = provider.get_tracer("broadsheet"), trace, propagate.extract
 
     def begin(self, scope: Any) -> Any:
-        """The span of a request, whose headers may say what it belongs to."""
+        """Start the span of a request, whose headers may name a parent."""
         carrier = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
         method, path = scope["method"], scope["path"]
         about = {"http.request.method": method, "url.path": path, "url.scheme": scope["scheme"]}
@@ -66,7 +66,7 @@ class Traces:
         return self._tracer.start_span(f"{method} {path}", self._extract(carrier), kind, about)
 
     def carried(self, span: Any) -> str:
-        """The identity of a span, for `add_batch`; empty where it is not recorded."""
+        """Return the identity of a span, for `add_batch`; empty if the span is not recorded."""
         context = span.get_span_context()
         return f"{context.trace_id:x}-{context.span_id:x}" if span.is_recording() else ""
 
@@ -78,7 +78,10 @@ class Traces:
         span.end()
 
     def add_batch(self, batch: Batch, device: str, began: float, seconds: float) -> None:
-        """A span for each request of a batch, which took `seconds` on a device. `began` is by the monotonic clock."""
+        """Add a span for each request of a batch, which took `seconds` on a device.
+
+        `began` is by the monotonic clock.
+        """
         trace = self._trace
         offset = time.time_ns() - time.monotonic_ns()
         about: dict[str, Any] = {"broadsheet.device": device, "broadsheet.batch.texts": batch.texts}

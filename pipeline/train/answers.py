@@ -1,4 +1,4 @@
-"""What rows are labelled with, as linear models and fine-tuned encoders learn it."""
+"""The labels of rows, in the form that linear models and fine-tuned encoders learn."""
 
 from __future__ import annotations
 
@@ -13,30 +13,30 @@ from .objective import class_weights, sharpened
 
 RowNumbers = NDArray[np.int64]
 Labels = NDArray[Any]
-"""int64 [N], class indices; bool [N, classes], where there may be several; int64 [N, heads]."""
+"""int64 [N], class indices; bool [N, classes], if a text may have several labels; int64 [N, heads]."""
 
 Floats = NDArray[np.float64]
 
 
 class Answers(NamedTuple):
-    """What N texts are labelled with.
+    """The labels of N texts.
 
     Attributes
     ----------
     labels : Labels
-        The labels; a text without a label has its most probable class here.
+        The labels. A text without a label has its most probable class here.
     classes : int
-        How many there are.
+        The number of classes.
     weights : float64 [N], or with heads [N, classes]
-        How much each text counts.
+        The weight of each text.
     soft : float [N, classes], optional
-        What is learned in place of `labels`.
+        The shares of the classes, learned instead of `labels`.
     steps : float64 [N], optional
-        Numbers that are learned in place of `labels`, which are then the nearest levels.
+        Numbers that are learned instead of `labels`, which are then the nearest levels.
     absolute : bool
         Whether the loss of a number is its absolute error, or its square.
     heads : Heads, optional
-        Whose labels they are.
+        The heads to which the labels belong.
 
     """
 
@@ -50,7 +50,10 @@ class Answers(NamedTuple):
 
     @classmethod
     def of(cls, labels: Labels, classes: int, balanced: bool = False, heads: Heads | None = None) -> Answers:
-        """Labels alone. balanced: the rows of every class together weigh the same, 1 on average."""
+        """Return answers from labels alone.
+
+        balanced: the rows of every class have the same total weight, 1 on average.
+        """
         if heads is None:
             return cls(labels, classes, _weights(labels, classes, balanced))
         of_heads = [_weights(own, count, balanced) for own, (_, count) in zip(labels.T, heads, strict=True)]
@@ -58,18 +61,18 @@ class Answers(NamedTuple):
         return cls(labels, classes, weights, heads=heads)
 
     def rows(self, rows: RowNumbers) -> Answers:
-        """The answers of some texts."""
+        """Return the answers of some texts."""
         soft = None if self.soft is None else self.soft[rows]
         steps = None if self.steps is None else self.steps[rows]
         return self._replace(labels=self.labels[rows], weights=self.weights[rows], soft=soft, steps=steps)
 
     @property
     def columns(self) -> int:
-        """How many scores a linear model has."""
+        """The number of scores of a linear model."""
         return self.classes if self.steps is None else 1
 
     def shares(self) -> Floats:
-        """How much each class is right for each text, [N, classes]."""
+        """Return the share of each class in each text's answer, [N, classes]."""
         if self.soft is not None:
             return self.soft.astype(np.float64)
         if self.heads is not None:
@@ -79,8 +82,10 @@ class Answers(NamedTuple):
         return truth.astype(np.float64)
 
     def log_loss(self, logits: Floats) -> tuple[float, Any]:
-        """The least log loss and its factor, as `sharpened` returns them; for a number its own loss and 1; for heads
-        the sum of the losses, and for each class the factor of its head.
+        """Return the smallest log loss and its factor, as in `sharpened`.
+
+        For a number, return its own loss and 1. For heads, return the sum of the losses, and for each class the factor
+        of its head.
         """
         if self.heads is not None:
             losses, factors = np.zeros(self.classes), np.ones(self.classes)
@@ -96,7 +101,7 @@ class Answers(NamedTuple):
 
 
 def _weights(labels: Labels, classes: int, balanced: bool) -> Floats:
-    """The weights of N texts: 1 on average over those that have a label, and 0 for others."""
+    """Return the weights of N texts: 1 on average over those that have a label, and 0 for others."""
     if labels.ndim > 1:
         return np.ones(len(labels))
     known = labels != NO_TRUTH

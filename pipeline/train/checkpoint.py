@@ -37,15 +37,15 @@ class Checkpoint:
     Attributes
     ----------
     job : dict
-        Data, recipe and settings; a run with another job cannot resume from it.
+        The data, recipe and settings. A run with another job cannot resume from this checkpoint.
     steps : int
-        Of the optimiser.
+        The number of steps of the optimiser.
     history : tuple of Epoch
-        The epochs that are over.
+        The epochs that have ended.
     losses : float
-        The sum over the steps of an epoch that is not over.
+        The sum of the losses over the steps of an unfinished epoch.
     tensors : dict
-        By part ("weights", "average", and "first" and "second", the moments of the gradient) and tensor name.
+        The tensors by part ("weights", "average", and "first" and "second", the moments of the gradient) and name.
 
     """
 
@@ -64,7 +64,7 @@ class Checkpoint:
 
     @classmethod
     def load(cls, path: Path, job: dict[str, Any]) -> Checkpoint:
-        """Read a checkpoint of `job`. Raises UsageError where there is none, or it is of another job."""
+        """Read a checkpoint of `job`. Raises UsageError if there is none, or if it belongs to another job."""
         try:
             with safetensors.safe_open(path, "pt") as file:
                 about = msgspec.convert(json.loads((file.metadata() or {}).get("about", "{}")), _About)

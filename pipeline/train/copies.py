@@ -1,9 +1,9 @@
-"""Rows of labelled articles that are copies of others.
+"""Finds rows of labelled articles that are copies of others.
 
-A held-out row that has the text of another row, or nearly, measures what the model remembers. Two texts are nearly the
-same where they share most of their words and pairs of neighbouring words. Such rows are found by MinHash (Broder, "On
-the resemblance and containment of documents", 1997): of each text the least of some hashes of its words; two texts
-agree in as large a share of these as they share of their words.
+A held-out row with the text, or nearly the text, of another row measures what the model remembers. Two texts are nearly
+the same if they share most of their words and pairs of neighbouring words. MinHash finds such rows (Broder, "On the
+resemblance and containment of documents", 1997): it keeps, for each text, the smallest of some hashes of its words. Two
+texts agree in as large a share of these as they share of their words.
 """
 
 from __future__ import annotations
@@ -18,25 +18,25 @@ from ..model.ngrams import Kinds, find
 from .data import TextBuffers, joined
 
 _KINDS = Kinds(words=2, characters=(0, 0), reads=1014)
-_BANDS, _HASHES = 6, 8  # in each band; two texts are compared where they agree in all hashes of a band
+_BANDS, _HASHES = 6, 8  # in each band; two texts are compared if all hashes of a band agree
 _MOST = 0.8  # of the hashes
-_BLOCK = 512  # texts at once
+_BLOCK = 512  # texts at a time
 _NO_WORDS = np.uint32(0xFFFFFFFF)
 
 Rows = NDArray[np.int64]
 
 
 class Copies(NamedTuple):
-    """How many of some rows are copies of rows that are trained on.
+    """The number of rows that are copies of training rows.
 
     Attributes
     ----------
     rows : int
-        How many rows there are.
+        The number of rows.
     same : int
-        Those that have the text of a row that is trained on.
+        The number of rows with the text of a training row.
     near : int
-        Others that have nearly the text of one.
+        The number of other rows with nearly the text of a training row.
 
     """
 
@@ -45,7 +45,7 @@ class Copies(NamedTuple):
     near: int
 
     def about(self) -> dict[str, Any]:
-        """The copies as a model's card has them."""
+        """Return the copies in the form of a model's card."""
         return {"copies": {"same text": self.same, "nearly the same text": self.near}} if any(self[1:]) else {}
 
     def lines(self) -> Iterator[str]:
@@ -64,7 +64,7 @@ class Copies(NamedTuple):
 
 
 def copies(text: TextBuffers, tested: TextBuffers | None = None) -> tuple[Copies, Copies]:
-    """How many rows of `text`, and of `tested`, have the text of another row of `text`, or nearly."""
+    """Count the rows of `text`, and of `tested`, that have the text of another row of `text`, or nearly."""
     known = len(text.offsets) - 1
     both = text if tested is None else joined([text, tested])
     partner = _partners(both.numbered(), known)
@@ -81,7 +81,7 @@ def copies(text: TextBuffers, tested: TextBuffers | None = None) -> tuple[Copies
 
 
 def _partners(keys: NDArray[Any], known: int) -> Rows:
-    """For each row another one with the same key, among the first `known`; -1 where there is none."""
+    """Return, for each row, another one with the same key among the first `known`; -1 if there is none."""
     values, first, of_row = np.unique(keys[:known], return_index=True, return_inverse=True)
     last = np.zeros_like(first)
     last[of_row] = np.arange(known)
@@ -92,7 +92,7 @@ def _partners(keys: NDArray[Any], known: int) -> Rows:
 
 
 def _hashes(text: TextBuffers) -> NDArray[np.uint32]:
-    """The least hashes of each text's words, [N, _BANDS * _HASHES]."""
+    """Return the smallest hashes of each text's words, [N, _BANDS * _HASHES]."""
     factors = np.random.default_rng(0).integers(0, 1 << 32, (_BANDS * _HASHES, 1), np.uint32) | np.uint32(1)
     hashes = np.full((len(factors), len(text.offsets) - 1), _NO_WORDS)
     for first in range(0, hashes.shape[1], _BLOCK):

@@ -1,9 +1,9 @@
 """Training steps as CUDA graphs: the GPU computes faster than a host can launch kernels one by one.
 
-A step of each kind runs as it is when it comes for the first time, which chooses the convolutions' algorithms and makes
-the optimizer's state. When it comes again it is captured, and replayed from then on. What tells the kinds apart are the
-shapes of the step's tensors and its other arguments: above all the number of groups of rows, which is rounded up so
-that there are few.
+A step of each kind runs without a graph the first time, which chooses the convolutions' algorithms and creates the
+optimizer's state. The second time it is captured, and from then on it is replayed. The shapes of a step's tensors and
+its other arguments determine its kind: above all the number of groups of rows, which is rounded up so that there are
+few kinds.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from torch import Tensor
 _STEPS_PER_OCTAVE = 16
 
 EAGER_CALLS = 11
-"""Calls that are not captured: in its first ten, DistributedDataParallel measures how long they take."""
+"""The calls that are not captured: DistributedDataParallel measures the time of its first ten."""
 
 
 class Replayed:
-    """A function whose work is all on the GPU, as CUDA graphs. Of its arguments the first two are tensors.
+    """A function whose work is all on the GPU, as CUDA graphs. Its first two arguments are tensors.
 
-    eager: so many calls run as they are.
+    eager: the number of calls that run without a graph.
     """
 
     def __init__(self, function: Callable[..., Tensor | None], eager: int = EAGER_CALLS) -> None:
@@ -33,7 +33,7 @@ class Replayed:
         self._pool = torch.cuda.graph_pool_handle()
 
     def __call__(self, ids: Tensor, targets: Tensor, *others: Any) -> Tensor | None:
-        """What the function returns; the next call overwrites it."""
+        """Return the function's result, which the next call overwrites."""
         kind = (ids.shape, targets.shape, *others)
         if self._eager > 0 or kind not in self._kinds:
             self._eager -= 1
@@ -44,21 +44,21 @@ class Replayed:
         return graph.replay(ids, targets)
 
     def release(self) -> None:
-        """Let go of all graphs: before NCCL's communicators end, which those of several GPUs use."""
+        """Release all graphs. With several GPUs the graphs use NCCL's communicators, so call this before those end."""
         self._kinds.clear()
 
 
 class _Graph:
-    """A captured call. Its parameters' gradients and its result lie in memory that the graphs of a pool share.
+    """A captured call. The gradients of its parameters and its result lie in memory that the graphs of a pool share.
 
     Parameters
     ----------
     function : callable
         The function of `Replayed`.
     ids, targets : Tensor
-        Its first two arguments, whose values may differ when the graph is replayed.
+        The first two arguments, whose values may differ when the graph is replayed.
     others : tuple
-        Its other arguments.
+        The other arguments.
     pool : Any
         The memory pool that the graphs share.
 
@@ -69,7 +69,7 @@ class _Graph:
     ) -> None:
         self._ids, self._targets = ids.clone(), targets.clone()
         self._graph = torch.cuda.CUDAGraph()
-        # The watchdog of NCCL, a thread of its own, may ask the GPU something meanwhile.
+        # NCCL's watchdog, which has its own thread, may query the GPU meanwhile.
         with torch.cuda.graph(self._graph, pool, capture_error_mode="thread_local"):
             self._result = function(self._ids, self._targets, *others)
 
@@ -81,6 +81,6 @@ class _Graph:
 
 
 def rounded(groups: int) -> int:
-    """Up to one of 16 numbers between one power of two and the next."""
+    """Round up to one of 16 numbers between one power of two and the next."""
     step = max(1, (1 << groups.bit_length()) // (2 * _STEPS_PER_OCTAVE))
     return -(-groups // step) * step

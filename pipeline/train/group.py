@@ -1,4 +1,4 @@
-"""The processes of a run, each with a GPU of its own (or cores), by PyTorch's DistributedDataParallel."""
+"""The processes of a run, each with its own GPU (or cores), in PyTorch's DistributedDataParallel."""
 
 from __future__ import annotations
 
@@ -12,29 +12,29 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 _NEVER = 1 << 30
-"""Steps after which DistributedDataParallel measures one again: it cannot where that one is captured."""
+"""DistributedDataParallel measures a step again after this many steps. It cannot do so while a step is captured."""
 
 
 @dataclass(frozen=True)
 class ProcessGroup:
     """The process `rank` of `size`, which is this one. With more than one, torch.distributed is initialised.
 
-    They share each batch; gradients are averaged over them.
+    The processes share each batch, and average the gradients.
     """
 
     rank: int = 0
     size: int = 1
 
     def share(self, count: int) -> slice:
-        """The part of this process in `count` rows."""
+        """Return the part of `count` rows that this process computes."""
         return slice(self.rank * count // self.size, (self.rank + 1) * count // self.size)
 
     def wrap(self, model: nn.Module) -> nn.Module:
-        """The model whose gradients are averaged over the processes, while the backward pass goes on.
+        """Return a model whose gradients are averaged over the processes during the backward pass.
 
-        On a GPU, all that this thread does from then on goes to one stream, captures of CUDA graphs included:
-        DistributedDataParallel keeps autograd's nodes that add up the gradients, which belong to the stream on which
-        they were made, and a capture fails where it meets a node of another.
+        On a GPU, all later work of this thread goes to one stream, including captures of CUDA graphs.
+        DistributedDataParallel keeps the autograd nodes that add up the gradients. They belong to the stream on which
+        they were made, and a capture fails when it meets a node of another stream.
         """
         if self.size == 1:
             return model
@@ -48,24 +48,24 @@ class ProcessGroup:
         return wrapped
 
     def apart(self, model: nn.Module, really: bool) -> AbstractContextManager[Any]:
-        """Within this context gradients are added up in this process only, if `really`."""
+        """Return a context in which gradients are added up in this process only, if `really`."""
         return model.no_sync() if really and isinstance(model, DistributedDataParallel) else nullcontext()
 
     def total(self, value: Tensor) -> Tensor:
-        """The sum over the processes."""
+        """Return the sum over the processes."""
         if self.size > 1:
             value = value.clone()
             dist.all_reduce(value)
         return value
 
     def most(self, values: Tensor) -> Tensor:
-        """The largest of all processes, for each value."""
+        """Return the largest value over all processes, for each value."""
         if self.size > 1:
             dist.all_reduce(values, dist.ReduceOp.MAX)
         return values
 
     def of_first(self, value: Any) -> Any:
-        """The first process's value, in all."""
+        """Return the first process's value in all processes."""
         if self.size == 1:
             return value
         values = [value]
@@ -73,7 +73,7 @@ class ProcessGroup:
         return values[0]
 
     def copy_of_first(self, tensors: list[Tensor]) -> None:
-        """Make the tensors those of the first process."""
+        """Copy the first process's tensors to the other processes."""
         if self.size > 1:
             for tensor in tensors:
                 dist.broadcast(tensor, 0)

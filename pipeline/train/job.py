@@ -1,4 +1,4 @@
-"""The second stage of `train`: a run, described by values that can be sent to another process, and what it leaves."""
+"""The second stage of `train`: a run, described by values that can be sent to another process, and its outcome."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Examples:
-    """Articles to train on.
+    """The articles to train on.
 
     Attributes
     ----------
     ids : ndarray
         uint8 [N, length].
-    targets : ndarray
+    [N] or [N, …], in the form that the objective takes.
         [N] or [N, …], as the objective takes them.
-    fit, held : ndarray
+    The row numbers of the training rows and of the held-out rows, int64.
         Row numbers of those that are trained on and those that are held out, int64.
 
     """
@@ -43,26 +43,26 @@ class Examples:
 
 @dataclass(frozen=True)
 class TrainingJob:
-    """How a run goes. It is small, and can be sent to another process.
+    """The settings of a run. A job is small, and can be sent to another process.
 
     Attributes
     ----------
     classes : tuple of str
-        Their names.
+        The names of the classes.
     symbols, length, frame : Alphabet, int, str
-        What the network reads of a text.
+        The part of a text that the network reads.
     recipe, objective : Recipe, Objective
-        Its settings, and what is least.
+        The settings, and the loss to minimise.
     seed : int
-        Of every random choice.
+        The seed of every random choice.
     device, precision : str
-        Of the products.
+        The device and the precision of the products.
     start : dict of str to ndarray
-        Tensors of another model to begin with, by name; none for random ones.
+        Tensors of another model to start from, by name; empty to start from random ones.
     checkpoint : Path, optional
-        Its file.
+        The file of the checkpoint.
     every : int
-        Epochs between two writes, 0 for none.
+        The number of epochs between two writes; 0 for none.
     resume : bool
         Whether to continue from the checkpoint.
 
@@ -88,7 +88,7 @@ class TrainingJob:
         return layer_table(len(self.symbols), self.length, len(self.classes))
 
     def identity(self, examples: Examples, compute: torch.dtype) -> dict[str, Any]:
-        """Everything that must be the same for a checkpoint to be resumed."""
+        """Return everything that must be the same for a checkpoint to be resumed."""
         return {
             "data": hashlib.sha256(examples.ids.tobytes() + examples.targets.tobytes()).hexdigest(),
             "held-out rows": hashlib.sha256(examples.held.tobytes()).hexdigest(),
@@ -105,16 +105,16 @@ class TrainingJob:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a run leaves.
+    """The outcome of a run.
 
     Attributes
     ----------
     weights : dict of str to ndarray
-        The averaged ones, float32, by the model file's names.
+        The averaged weights, float32, by the model file's names.
     history : tuple of Epoch
-        The figures of each epoch; none where there was no run.
+        The figures of each epoch; empty if there was no run.
     on : str
-        What it ran on.
+        The hardware on which it ran.
 
     """
 
@@ -129,5 +129,5 @@ class Outcome:
 
 
 def without_network(job: TrainingJob) -> Outcome:
-    """An outcome without a network, which gives every class 0."""
+    """Return an outcome without a network, which gives every class 0."""
     return Outcome({BIAS: np.zeros(job.layers[-1].outputs, np.float32)}, (), "CPU")

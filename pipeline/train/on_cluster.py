@@ -27,7 +27,7 @@ from .progress import Tell
 _JOINING_SECONDS = 60
 
 _RUNNING: dict[tuple[str, int], Process] = {}
-"""On a worker: the process of each part that it runs, by the topic of the run and the rank of the part."""
+"""The process of each part that this worker runs, by the topic of the run and the rank of the part."""
 
 
 def run_on(
@@ -38,20 +38,20 @@ def run_on(
     Parameters
     ----------
     client : Client
-        Of the cluster.
+        A client of the cluster.
     job, examples : TrainingJob, Examples
-        What is run, and on what; both are sent to the workers.
+        The job and its examples, which are sent to the workers.
     count : int, optional
-        How many workers, by default all.
+        The number of workers; by default all.
     tell : callable
         Called with the progress of the run.
     stop : callable
-        Whether the run is to stop between two steps.
+        Returns whether the run should stop between two steps.
 
     Raises
     ------
     BroadsheetError
-        As `job.run` does, and Lost.
+        As in `job.run`, and Lost.
 
     """
     addresses = _workers_of(client, count or 1)[:count]
@@ -87,11 +87,11 @@ class _PartAnswer:
     future: Future
 
     def done(self) -> bool:
-        """Whether it has ended, somehow."""
+        """Return whether the part has ended, with or without an error."""
         return bool(self.future.done())
 
     def result(self) -> Outcome | None:
-        """What the part returned. Raises what it raised, or Lost where its worker was lost."""
+        """Return the result of the part. Raises the error of the part, or Lost if its worker was lost."""
         try:
             left: Outcome | None = self.future.result()
         except (KilledWorker, FutureCancelledError) as error:
@@ -100,7 +100,10 @@ class _PartAnswer:
 
 
 def _workers_of(client: Client, least: int) -> list[str]:
-    """The addresses of all workers, in a fixed order. Raises UsageError where fewer than `least` join in a minute."""
+    """Return the addresses of all workers, in a fixed order.
+
+    Raises UsageError if fewer than `least` join in a minute.
+    """
     with suppress(TimeoutError):
         client.wait_for_workers(least, timeout=_JOINING_SECONDS)
     addresses = sorted(client.scheduler_info(n_workers=-1)["workers"])
@@ -111,7 +114,7 @@ def _workers_of(client: Client, least: int) -> list[str]:
 
 
 def _run_part(examples: Examples, part: Part, neighbours: int, topic: str) -> Outcome | None:
-    """The task of a worker. neighbours: workers on its host."""
+    """Run a part as a worker's task. neighbours: the number of workers on its host."""
     worker, loopback = get_worker(), _is_loopback(part.meeting)
     own = replace(part, threads=share_of_cores(neighbours))
     process = _RUNNING[topic, part.rank] = Process(own, examples, loopback)

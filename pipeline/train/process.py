@@ -1,4 +1,4 @@
-"""A process that runs a job, or its part of one. Started by `processes.py`.
+"""A process that runs a job, or its part of one. `processes.py` starts it.
 
 Usage: python -m broadsheet.pipeline.train.process CONNECTION (a file descriptor)
 """
@@ -31,7 +31,7 @@ _SECONDS_BETWEEN_STEPS = 0.2  # that are reported
 
 @contextmanager
 def joined(part: Part) -> Iterator[ProcessGroup]:
-    """The group of the processes of a run, once all of them are there."""
+    """Yield the group of the processes of a run, after all of them have joined."""
     torch.set_num_threads(part.threads)
     cuda = device_of(part.job).type == "cuda"
     if cuda:
@@ -61,7 +61,7 @@ def main(descriptor: str) -> None:
             answer(what)
 
     def listen() -> None:
-        """Any message says that the run is to stop."""
+        """Wait for a message: any message means that the run must stop."""
         with suppress(Closed):
             while True:
                 receive(connection)
@@ -79,7 +79,7 @@ def main(descriptor: str) -> None:
         answer(error)
     except BaseException as error:
         answer(RuntimeError(f"{type(error).__name__}: {error}\n{traceback.format_exc(limit=-8)}"))
-    os._exit(0)  # what is left of a group that has failed may wait for the others
+    os._exit(0)  # the rest of a failed group may wait for the other processes
 
 
 if __name__ == "__main__":
