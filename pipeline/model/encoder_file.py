@@ -445,12 +445,11 @@ def _modules(folder: Path, name: str) -> list[tuple[str, Path]] | None:
         check_keys(one, MODULE, MODULES_FILE, name)
         package, _, kind = one["type"].rpartition(".")
         is_of_library = package.split(".")[0] == "sentence_transformers"
-        if is_of_library and kind == "LayerNorm":
-            raise NotInKernels(name, "it has a module LayerNorm", f"{', '.join(MODULES)} are")
         if not is_of_library or kind not in ("Transformer", *MODULES):
-            raise refused(
-                name, f"it has a module {one['type']!r:.80}", f"{', '.join(MODULES)} of sentence-transformers are"
-            )
+            # PyTorch computes a LayerNorm, and refuses what it does not know either.
+            refusal = NotInKernels if is_of_library and kind == "LayerNorm" else refused
+            what = f"it has a module {one['type']!r:.80}"
+            raise refusal(name, what, f"{', '.join(MODULES)} of sentence-transformers are")
         modules.append((kind, folder / one["path"]))
     kinds = [kind for kind, _ in modules]
     if kinds[:2] != ["Transformer", "Pooling"] or {"Transformer", "Pooling"} & {*kinds[2:]}:

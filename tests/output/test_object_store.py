@@ -43,7 +43,7 @@ from broadsheet.pipeline.report.job import JobReport
 from broadsheet.pipeline.source.rows.chunk import QUARANTINE_SCHEMA
 from broadsheet.pipeline.storage.buckets import bucket_client, patiently
 from broadsheet.pipeline.storage.requests import FIRST_PATIENCE
-from broadsheet.pipeline.telemetry.spans import STORE_WAITS, take
+from broadsheet.pipeline.telemetry.spans import STORE_WAITS, drain
 
 ROWS = 60
 
@@ -293,10 +293,10 @@ def test_an_overloaded_store_is_waited_for_from_the_first_request_on(s3: Folder,
     def listed() -> list[str]:
         return [about["path"] for page in obstore.list(client, s3.name) for about in page]
 
-    take(STORE_WAITS)
+    drain(STORE_WAITS)
     assert patiently(listed, s3.url, FIRST_PATIENCE, clock) == [f"{s3.name}/object"]
     assert 20 < clock.now < 20 + 8
-    (noted,) = take(STORE_WAITS)
+    (noted,) = drain(STORE_WAITS)
     assert (noted.lane, noted.seconds) == ("store", pytest.approx(clock.now))
     patiently(listed, s3.url)
     assert STORE_WAITS == []
