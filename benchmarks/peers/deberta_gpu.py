@@ -19,7 +19,7 @@ import torch
 import transformers
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
 
-from benchmarks.peers.modernbert_gpu import measured, texts_of
+from benchmarks.peers.modernbert_gpu import row_of
 from benchmarks.record import about, parser, write
 from broadsheet.pipeline.model.encoder import Distances, Encoder, Rotary, Settings
 from broadsheet.pipeline.model.stored_tokenizer import StoredTokenizer
@@ -30,7 +30,7 @@ DISTANCES, ROTARY = Distances(256, 512), Rotary(160_000.0)
 
 
 def learned(articles: list[str]) -> Tokenizer:
-    """A Unigram, as DeBERTa-v3's and those of multilingual models."""
+    """Return a Unigram tokenizer, which is also the kind of DeBERTa-v3 and of multilingual models."""
     made = Tokenizer(models.Unigram())
     made.normalizer, made.pre_tokenizer = normalizers.NFKC(), pre_tokenizers.Metaspace()
     special = ["[CLS]", "[SEP]", "[UNK]"]
@@ -45,16 +45,16 @@ def learned(articles: list[str]) -> Tokenizer:
 
 
 def drawn(tokenizer: Tokenizer, limit: int, is_gte: bool) -> Encoder:
-    """A classifier of ours with random weights.
+    """Return our classifier with random weights.
 
     Parameters
     ----------
     tokenizer : Tokenizer
-        Its tokens.
+        Makes the tokens.
     limit : int
-        Tokens of a text that it reads.
+        The most tokens of a text.
     is_gte : bool
-        Whether it is `gte`, or DeBERTa.
+        Whether the classifier is a `gte`; otherwise it is a DeBERTa.
 
     """
     rng = np.random.default_rng(0)
@@ -87,7 +87,7 @@ def drawn(tokenizer: Tokenizer, limit: int, is_gte: bool) -> Encoder:
 
 
 def deberta() -> Any:
-    """The classifier of transformers, with random weights."""
+    """Return the DeBERTa classifier of transformers with random weights."""
     config = transformers.DebertaV2Config(
         vocab_size=ENTRIES, hidden_size=WIDTH, num_hidden_layers=LAYERS, num_attention_heads=HEADS,
         intermediate_size=INNER, num_labels=CLASSES, relative_attention=True, position_buckets=DISTANCES.span,
@@ -98,7 +98,7 @@ def deberta() -> Any:
 
 
 def gte() -> Any:
-    """The same of `gte`."""
+    """Return the `gte` classifier of transformers with random weights."""
     config = transformers.GteConfig(
         vocab_size=ENTRIES, hidden_size=WIDTH, num_hidden_layers=LAYERS, num_attention_heads=HEADS,
         intermediate_size=INNER, num_labels=CLASSES, type_vocab_size=0, attn_implementation="sdpa",
@@ -107,18 +107,18 @@ def gte() -> Any:
 
 
 class Family(NamedTuple):
-    """What is measured of a family.
+    """A family of encoders that is measured.
 
     Attributes
     ----------
     forward : callable
-        Makes PyTorch's module.
+        Makes the module of PyTorch.
     lengths : tuple of int
-        Tokens of a text.
+        The numbers of tokens in a text.
     weights : int
-        Those of a layer that each token is multiplied with.
+        The number of weights in a layer that multiply each token.
     products : int
-        Products of attention with each other token's vectors.
+        The number of products of attention for each pair of tokens.
 
     """
 
@@ -147,15 +147,8 @@ def main() -> None:
         forward, lengths, weights, products = FAMILIES[name]
         encoder, module = drawn(tokenizer, max(lengths), name == "gte-base"), forward()
         for length in lengths:
-            texts = texts_of(articles, tokenizer, length)
-            with torch.inference_mode():
-                seconds = measured(encoder, tokenizer, module, texts, length)
-            tokens = len(texts) * length
-            rows.append({"shape": name, "tokens": length, "texts": len(texts)})
             a_token = 2 * LAYERS * (weights + products * WIDTH * length)
-            rows[-1] |= {"tflop_a_second": tokens * a_token / 1e12 / seconds["ours"]}
-            rows[-1] |= {way: tokens / one for way, one in seconds.items()}
-            print({way: f"{one:,.0f}" if isinstance(one, float) else one for way, one in rows[-1].items()}, flush=True)
+            rows.append(row_of(name, encoder, tokenizer, module, articles, length, a_token))
             write({"about": place, "rows": rows}, options.output)
         del encoder, module
         torch.cuda.empty_cache()

@@ -118,20 +118,20 @@ def both(forward: Callable[..., Any], tokenizer: Tokenizer, texts: list[str]) ->
 
 
 def measured(encoder: Encoder, tokenizer: Tokenizer, module: Any, texts: list[str], length: int) -> dict[str, float]:
-    """Median seconds of each way for texts of `length` tokens.
+    """Return the median seconds of each way for texts of `length` tokens.
 
     Parameters
     ----------
     encoder : Encoder
-        Ours.
+        Our encoder.
     tokenizer : Tokenizer
-        The same tokens for PyTorch.
+        Makes the same tokens for PyTorch.
     module : torch.nn.Module
-        PyTorch's.
+        The encoder of PyTorch.
     texts : list of str
-        Of at least as many tokens.
+        Texts of at least `length` tokens.
     length : int
-        To which they are cut.
+        The number of tokens to which texts are cut.
 
     """
     tokenizer.enable_truncation(length)
@@ -162,6 +162,34 @@ def measured(encoder: Encoder, tokenizer: Tokenizer, module: Any, texts: list[st
     return {way: median(own[1:] if way in ways else own) for way, own in turns.items()}
 
 
+def row_of(
+    name: str, encoder: Encoder, tokenizer: Tokenizer, module: Any, articles: list[str], length: int, operations: float
+) -> dict[str, Any]:
+    """Measure texts of one length, and print what is found: tokens a second by each way.
+
+    Parameters
+    ----------
+    name : str
+        The name of the encoder.
+    encoder, tokenizer, module, length
+        See `measured`.
+    articles : list of str
+        The articles from which the texts are made.
+    operations : float
+        The floating-point operations of the encoder for a token.
+
+    """
+    texts = texts_of(articles, tokenizer, length)
+    with torch.inference_mode():
+        seconds = measured(encoder, tokenizer, module, texts, length)
+    tokens = len(texts) * length
+    row: dict[str, Any] = {"shape": name, "tokens": length, "texts": len(texts)}
+    row["tflop_a_second"] = tokens * operations / 1e12 / seconds["ours"]
+    row |= {way: tokens / one for way, one in seconds.items()}
+    print({way: f"{one:,.0f}" if isinstance(one, float) else one for way, one in row.items()}, flush=True)
+    return row
+
+
 def main() -> None:
     command = parser(__doc__, articles=True)
     command.add_argument("--shape", choices=SHAPES, action="append", help="measure this shape alone; may be repeated")
@@ -175,16 +203,9 @@ def main() -> None:
         layers, width, _, inner = shape = SHAPES[name]
         encoder, module = of_shape(tokenizer, shape), forward_of(shape)
         for length in LENGTHS:
-            texts = texts_of(articles, tokenizer, length)
-            with torch.inference_mode():
-                seconds = measured(encoder, tokenizer, module, texts, length)
             near = sum(min(length, 2 * (one.window or length) + 1) for one in encoder.settings.rotary)
             a_token = layers * (8 * width**2 + 6 * width * inner) + 4 * width * near
-            tokens = len(texts) * length
-            rows.append({"shape": name, "tokens": length, "texts": len(texts)})
-            rows[-1] |= {"tflop_a_second": tokens * a_token / 1e12 / seconds["ours"]}
-            rows[-1] |= {way: tokens / one for way, one in seconds.items()}
-            print({way: f"{one:,.0f}" if isinstance(one, float) else one for way, one in rows[-1].items()}, flush=True)
+            rows.append(row_of(name, encoder, tokenizer, module, articles, length, a_token))
             write({"about": place, "rows": rows}, options.output)
         del encoder, module
         torch.cuda.empty_cache()

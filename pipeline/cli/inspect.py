@@ -192,7 +192,7 @@ def _of_encoder(encoder: Encoder | TorchEncoder) -> dict[str, str]:
 
 
 def _places(encoder: Encoder) -> str:
-    """How its attention knows the places of tokens, where they have no vectors."""
+    """Say how attention knows the places of tokens, if places have no vectors."""
     distances, rotary = encoder.settings.distances, encoder.settings.rotary
     if distances is not None:
         near = distances.span // 2

@@ -1,7 +1,7 @@
-"""Folders of DeBERTa-v2 and DeBERTa-v3: what their config.json says of attention, and the vectors of distances.
+"""Reads what is special in folders of DeBERTa-v2 and DeBERTa-v3: the settings of attention, and vectors of distances.
 
-transformers projects the vectors of distances in each forward pass of each layer, by the weights of queries and keys.
-They depend on weights alone, so here they are projected once, when a folder is read.
+In each forward pass of each layer, transformers multiplies the vectors of distances with the weights of queries and
+keys. The results depend on weights alone, so we compute them once, when we read a folder.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ _LAYER_NORM = "layer_norm"
 
 
 def distances_of(config: Json, name: str) -> Distances:
-    """How its attention counts distances. Raises NotInKernels where it is not disentangled as ours is.
+    """Return how attention counts distances. Raises NotInKernels for a kind of attention that our kernels lack.
 
     Parameters
     ----------
     config : dict
         The content of config.json.
     name : str
-        What the folder is called in messages.
+        The name of the folder in messages.
 
     """
     width, heads = config.get("hidden_size", 1536), config.get("num_attention_heads", 24)
@@ -57,14 +57,14 @@ def distances_of(config: Json, name: str) -> Distances:
 
 
 def head_of(config: Json, name: str) -> str:
-    """What follows the product of its pooler. Raises NotInKernels for an activation that is not known here.
+    """Return the activation after the product of the pooler. Raises NotInKernels for one that our kernels lack.
 
     Parameters
     ----------
     config : dict
         The content of config.json.
     name : str
-        What the folder is called in messages.
+        The name of the folder in messages.
 
     """
     activation = str(config.get("pooler_hidden_act", "gelu"))
@@ -74,12 +74,12 @@ def head_of(config: Json, name: str) -> str:
 
 
 def embedding_of(stored: Any, config: Json) -> Tensor:
-    """The vectors of tokens, with that of the first kind of tokens added where there are kinds.
+    """Return the vectors of tokens. If the model has kinds of tokens, the vector of the first kind is added to each.
 
     Parameters
     ----------
     stored : mapping of str to ndarray
-        The tensors of the folder, by their names without a prefix.
+        The tensors of the folder, by their names without the prefix.
     config : dict
         The content of config.json.
 
@@ -92,27 +92,27 @@ def embedding_of(stored: Any, config: Json) -> Tensor:
 
 
 def projected(stored: Any, config: Json, distances: Distances, layers: int, name: str) -> dict[str, Tensor]:
-    """The keys and queries of distances, of each layer, float32 [2 span, width].
+    """Return the keys and the queries of distances for each layer, float32 [2 span, width].
 
-    Raises ModelError where the folder has vectors of other distances than config.json says.
+    Raises ModelError if the folder has vectors for other distances than config.json says.
 
     Parameters
     ----------
     stored : mapping of str to ndarray
-        The tensors of the folder, by their names without a prefix.
+        The tensors of the folder, by their names without the prefix.
     config : dict
         The content of config.json.
     distances : Distances
-        How distances are counted.
+        How attention counts distances.
     layers : int
-        How many layers.
+        The number of layers.
     name : str
-        What the folder is called in messages.
+        The name of the folder in messages.
 
     """
     vectors = stored["encoder.rel_embeddings.weight"].astype(np.float64)
     if len(vectors) != 2 * distances.span:
-        what = f"its position_buckets are {distances.span}, of which it has {len(vectors):,} vectors"
+        what = f"its position_buckets are {distances.span}, but it has {len(vectors):,} vectors of distances"
         raise ModelError(f"{name}: {what} in place of {2 * distances.span}: save the folder again")
     if _LAYER_NORM in [one.strip() for one in str(config.get("norm_rel_ebd", "none")).lower().split("|")]:
         vectors = vectors - vectors.mean(axis=1, keepdims=True)

@@ -59,7 +59,7 @@ class Rotary(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True
     window : int, optional
         How far a token may be from another to attend to it; None for all of the text.
     stretch : float
-        What all angles are divided by.
+        The divisor of all angles.
 
     """
 
@@ -69,18 +69,18 @@ class Rotary(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True
 
 
 class Distances(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """How attention counts the distance of two tokens: DeBERTa's disentangled attention.
+    """How attention counts the distance of two tokens, in DeBERTa's disentangled attention.
 
-    Beside that of a query and a key, a score has the product of the query with the key of their distance, and that of
-    the key with the query of their distance. Near distances have a vector each, farther ones share vectors by the
-    logarithm (He et al., "DeBERTa", 2021; DeBERTa-v2).
+    A score is the sum of three products: the query with the key, the query with the key of their distance, and the key
+    with the query of their distance. Each small distance has a vector of its own. Larger distances share vectors, in
+    groups that grow with the logarithm of the distance (He et al., "DeBERTa", 2021; DeBERTa-v2).
 
     Attributes
     ----------
     span : int
-        Kinds of distances in either direction. Half of them are distances up to ``span // 2``.
+        The number of groups of distances in each direction. Distances up to ``span // 2`` are groups of one.
     farthest : int
-        The distance that has the last kind.
+        The distance from which on all distances are in the last group.
 
     """
 
@@ -88,14 +88,14 @@ class Distances(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=T
     farthest: Annotated[int, Meta(ge=3)]
 
     def rows(self, distances: Integers) -> Integers:
-        """The kind of each distance, counted from 0 up to below ``2 * span``.
+        """Return the group of each distance, from 0 to below ``2 * span``.
 
-        Computed in float32, as transformers computes it, since a kind begins where a logarithm reaches a whole number.
+        This computes in float32, as transformers does: a group begins where a logarithm reaches a whole number.
 
         Parameters
         ----------
         distances : int64
-            Places of queries minus places of keys.
+            The places of queries minus the places of keys.
 
         """
         near = self.span // 2
@@ -138,7 +138,7 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=Tr
         Whether the first of the two products has twice as many outputs, and the second half of them is multiplied with
         the activation of the first half.
     distances : Distances, optional
-        How attention counts distances, in place of vectors of places; None where it does not.
+        How attention counts distances, if it does so in place of vectors of places.
 
     """
 
@@ -158,7 +158,7 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=Tr
 
     @property
     def has_places(self) -> bool:
-        """Whether there are vectors of places."""
+        """Whether places have vectors."""
         return not self.rotary and self.distances is None
 
 
@@ -418,8 +418,10 @@ class Encoder:
         return self._products(mixed.reshape(x.shape), texts, f"{layer}.mix")
 
     def _apart(self, tokens: int, layer: int) -> tuple[Floats, Floats] | None:
-        """The keys of the distances 1 - tokens to tokens - 1, and the queries in reverse, which are scaled as those of
-        tokens are: each [heads, 2 tokens - 1, size]. None where attention does not count distances.
+        """Return the keys and the queries of distances, [heads, 2 tokens - 1, size] each, or None without distances.
+
+        The keys are those of the distances from 1 - tokens to tokens - 1. The queries are in reverse order, and scaled
+        as the queries of tokens are.
         """
         if self.settings.distances is None:
             return None
@@ -439,7 +441,7 @@ def turns(rotary: Rotary, size: int, places: int) -> Floats:
     Parameters
     ----------
     rotary : Rotary
-        Of a layer.
+        The rotary embedding of a layer.
     size : int
         Values of a head.
     places : int
@@ -477,7 +479,7 @@ def _attend(
     window : int
         How far a key may be from a query.
     apart : tuple of float32 [heads, 2 tokens - 1, size], optional
-        The keys of distances from 1 - tokens on, and the queries of distances down to it, where scores count them.
+        The keys and the queries of distances, as `_apart` returns them.
 
     """
     heads, count = len(query), key.shape[1]
@@ -497,9 +499,9 @@ def _attend(
 
 
 def _of_distances(products: Floats) -> Floats:
-    """Of products with all distances, [heads, tokens, 2 tokens - 1], those of token i with i - j, [heads, i, j].
+    """Select, from products with all distances, those of token i with the distance i - j.
 
-    This is a view, in which each row begins one distance further on.
+    products: [heads, tokens, 2 tokens - 1]. Returns a view, [heads, i, j], in which each row starts one distance later.
     """
     count = products.shape[1]
     of_head, of_row, of_distance = products.strides

@@ -41,6 +41,7 @@ from .encoder_tokens import (
     word_piece,
 )
 from .fasttext import MOST_BYTES
+from .folder_weights import transposed
 from .library_tokenizer import load
 from .model_file import HUB_FILE, SHARDS, read_file
 from .scores import Levels, of_levels
@@ -289,7 +290,8 @@ def _read(folder: Path, name: str) -> Read:
         else:
             step = deberta_folder.head_of(config, name) if body is _DEBERTA else body.step
             head.add(step, tensors[f"{body.before}.weight"], tensors[f"{body.before}.bias"])
-        weights["last"], bias = _turned(tensors[f"{body.last}.weight"]), tensors[f"{body.last}.bias"].astype(np.float32)
+        weights["last"] = transposed(tensors[f"{body.last}.weight"])
+        bias = tensors[f"{body.last}.bias"].astype(np.float32)
         outputs = 1 if of_head == "number" else len(classes)
         if len(bias) != outputs:
             what = f"id2label or num_labels in {CONFIG_FILE} is of {outputs} labels"
@@ -479,7 +481,7 @@ class _Head:
     def add(self, step: str, weight: Tensor, bias: Tensor) -> None:
         """A product with a matrix as PyTorch has it, [outputs, inputs], and what follows it."""
         name = f"head.{self._products}"
-        self._weights[name], self._weights[f"{name}.bias"] = _turned(weight), bias
+        self._weights[name], self._weights[f"{name}.bias"] = transposed(weight), bias
         self.steps.append(step)
         self._products += 1
         self._width = len(weight)
@@ -565,20 +567,15 @@ def _layers(stored: _Tensors, count: int, body: _Body) -> dict[str, Tensor]:
     weights: dict[str, Tensor] = {f"norm.{part}": stored[f"embeddings.LayerNorm.{part}"] for part in ("weight", "bias")}
     for layer in range(count):
         of = f"{body.layer}.{layer}"
-        turned = [_turned(stored[f"{of}.{one}.weight"]) for one in body.queries]
+        turned = [transposed(stored[f"{of}.{one}.weight"]) for one in body.queries]
         weights[f"{layer}.queries"] = np.concatenate(turned, axis=1)
         weights[f"{layer}.queries.bias"] = np.concatenate([stored[f"{of}.{one}.bias"] for one in body.queries])
         for ours, theirs in zip(("mix", "inner", "outer"), body.products, strict=True):
-            weights[f"{layer}.{ours}"] = _turned(stored[f"{of}.{theirs}.weight"])
+            weights[f"{layer}.{ours}"] = transposed(stored[f"{of}.{theirs}.weight"])
             weights[f"{layer}.{ours}.bias"] = stored[f"{of}.{theirs}.bias"]
         for ours, theirs in zip(("norm1", "norm2"), body.norms, strict=True):
             weights |= {f"{layer}.{ours}.{part}": stored[f"{of}.{theirs}.{part}"] for part in ("weight", "bias")}
     return weights
-
-
-def _turned(weight: Tensor) -> Tensor:
-    """[inputs, outputs] of what PyTorch has as [outputs, inputs]."""
-    return np.ascontiguousarray(weight.T)
 
 
 class _Tensors:

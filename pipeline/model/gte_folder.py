@@ -1,7 +1,7 @@
-"""Folders of `gte`, as transformers saves it, and as its authors publish it: settings and weights by our names.
+"""Reads the settings and weights of `gte`, from folders that transformers saves and from those of its authors.
 
-The authors' repositories, of the kind "new", hold code of their own (Alibaba-NLP/new-impl), which is not run here; the
-names of their weights are those that transformers writes for its own `gte`. Zhang et al., "mGTE" (2024).
+The authors' repositories, of the kind "new", bring code of their own (Alibaba-NLP/new-impl), which we do not run. They
+name their weights as transformers does for its own `gte`. Zhang et al., "mGTE" (2024).
 """
 
 from __future__ import annotations
@@ -13,18 +13,19 @@ from numpy.typing import NDArray
 
 from .encoder import Rotary
 from .encoder_keys import ROPE, Json, NotInKernels, check_keys, refused
+from .folder_weights import add_layer
 
 Tensor = NDArray[Any]
 
 _BASE, _PLACES = 160_000.0, 8192
 _BASE_OF_AUTHORS, _PLACES_OF_AUTHORS = 10_000.0, 2048
-"""Of rotary embeddings, and tokens of a text, where config.json does not say."""
+"""The base of rotary embeddings and the number of tokens in a text, if config.json does not say them."""
 
 _KIND_OF_TOKEN = "embeddings.token_type_embeddings.weight"
 
 
 def is_of_authors(config: Json) -> bool:
-    """Whether a folder is one that the authors' program saved, of which the kind alone says little.
+    """Return whether the authors' program saved a folder. The kind alone does not say so: "new" may be anybody's.
 
     Parameters
     ----------
@@ -37,14 +38,14 @@ def is_of_authors(config: Json) -> bool:
 
 
 def rotary_of(config: Json, name: str) -> Rotary:
-    """The rotary embedding of every layer. Raises ModelError where config.json says what is not known.
+    """Return the rotary embedding of all layers. Raises ModelError for a setting that is unknown here.
 
     Parameters
     ----------
     config : dict
         The content of config.json.
     name : str
-        What the folder is called in messages.
+        The name of the folder in messages.
 
     """
     if config["model_type"] == "gte":
@@ -61,7 +62,7 @@ def rotary_of(config: Json, name: str) -> Rotary:
 
 
 def _scaled(config: Json, name: str) -> tuple[float, float]:
-    """The base, and what the angles are divided by, as the authors' NTKScalingRotaryEmbedding has them."""
+    """Return the base and the divisor of all angles, by the formula of the authors' NTKScalingRotaryEmbedding."""
     base = float(config.get("rope_theta", _BASE_OF_AUTHORS))
     about = config.get("rope_scaling")
     if about is None:
@@ -74,43 +75,38 @@ def _scaled(config: Json, name: str) -> tuple[float, float]:
 
 
 def places_of(config: Json) -> int:
-    """Tokens of a text that it was made for. config: the content of config.json."""
+    """Return the most tokens in a text, for which the model was made. config: the content of config.json."""
     return int(config.get("max_position_embeddings", _PLACES if config["model_type"] == "gte" else _PLACES_OF_AUTHORS))
 
 
 def weights_of(stored: Any, config: Json, layers: int) -> dict[str, Tensor]:
-    """The weights by our names, and in the shapes that vectors are multiplied with.
+    """Return the weights by our names, in the shapes of our products.
 
     Parameters
     ----------
     stored : mapping of str to ndarray
-        The tensors of the folder, by their names without a prefix.
+        The tensors of the folder, by their names without the prefix.
     config : dict
         The content of config.json.
     layers : int
-        How many layers.
+        The number of layers.
 
     """
     weights: dict[str, Tensor] = {"embedding": stored["embeddings.word_embeddings.weight"]}
-    if config.get("type_vocab_size", 1):  # one text is of the first kind, wherever the token is
+    if config.get("type_vocab_size", 1):  # all tokens of a single text are of the first kind
         weights["embedding"] = weights["embedding"].astype(np.float32) + stored[_KIND_OF_TOKEN][0]
 
-    def take(name: str, theirs: str) -> None:
-        weight, bias = stored[f"{theirs}.weight"], stored[f"{theirs}.bias"]
-        if weight.ndim == 1:  # of a norm
-            weights.update({f"{name}.weight": weight, f"{name}.bias": bias})
-        else:
-            weights.update({name: np.ascontiguousarray(weight.T), f"{name}.bias": bias})
+    def add(name: str, theirs: str) -> None:
+        add_layer(weights, name, stored[f"{theirs}.weight"], stored[f"{theirs}.bias"])
 
-    take("norm", "embeddings.LayerNorm")
+    add("norm", "embeddings.LayerNorm")
     for layer in range(layers):
         theirs = f"encoder.layer.{layer}"
-        take(f"{layer}.queries", f"{theirs}.attention.qkv_proj")
-        take(f"{layer}.mix", f"{theirs}.attention.o_proj")
-        take(f"{layer}.norm1", f"{theirs}.attn_ln")
+        add(f"{layer}.queries", f"{theirs}.attention.qkv_proj")
+        add(f"{layer}.mix", f"{theirs}.attention.o_proj")
+        add(f"{layer}.norm1", f"{theirs}.attn_ln")
         up, gate = np.split(stored[f"{theirs}.mlp.up_gate_proj.weight"], 2)
-        weights[f"{layer}.inner"] = np.ascontiguousarray(np.concatenate([gate, up]).T)
-        weights[f"{layer}.inner.bias"] = np.zeros(2 * len(gate), np.float32)
-        take(f"{layer}.outer", f"{theirs}.mlp.down_proj")
-        take(f"{layer}.norm2", f"{theirs}.mlp_ln")
+        add_layer(weights, f"{layer}.inner", np.concatenate([gate, up]), np.zeros(2 * len(gate), np.float32))
+        add(f"{layer}.outer", f"{theirs}.mlp.down_proj")
+        add(f"{layer}.norm2", f"{theirs}.mlp_ln")
     return weights

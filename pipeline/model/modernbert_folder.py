@@ -1,7 +1,7 @@
-"""Folders of ModernBERT and its kin (mmBERT, Ettin): what their config.json says, and their weights by our names.
+"""Reads the settings and weights of ModernBERT and its kin, mmBERT and Ettin, from their folders.
 
-transformers calls the weights the same in all of them. Before version 5 config.json had the bases of rotary embeddings
-in keys of their own, and the kinds of layers by one number.
+transformers gives the weights the same names in all of them. Before version 5, config.json had keys of its own for the
+bases of rotary embeddings, and one number for the kinds of layers.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from .encoder import Pooling, Rotary
 from .encoder_keys import ROPE, Json, NotInKernels, check_keys, refused
+from .folder_weights import add_layer
 
 Tensor = NDArray[Any]
 
@@ -20,20 +21,20 @@ _KINDS = ("full_attention", "sliding_attention")
 _BASES = {"full_attention": ("global_rope_theta", 160_000.0), "sliding_attention": ("local_rope_theta", 10_000.0)}
 _HEAD_ACTIVATIONS = ("gelu", "relu", "tanh")
 _EVERY, _LOCAL = 3, 128
-"""Of every third layer attention is global, and of others 128 tokens wide, where config.json does not say."""
+"""By default, attention is global in every third layer and 128 tokens wide in the others."""
 
 
 def rotary_of(config: Json, layers: int, name: str) -> tuple[Rotary, ...]:
-    """The rotary embedding and the window of each layer. Raises ModelError where config.json says what is not known.
+    """Return the rotary embedding and the window of each layer. Raises ModelError for a setting that is unknown here.
 
     Parameters
     ----------
     config : dict
         The content of config.json.
     layers : int
-        How many layers.
+        The number of layers.
     name : str
-        What the folder is called in messages.
+        The name of the folder in messages.
 
     """
     kinds = config.get("layer_types")
@@ -66,54 +67,51 @@ def _base(config: Json, kind: str, name: str) -> float:
 
 
 def weights_of(stored: Any, config: Json, layers: int) -> dict[str, Tensor]:
-    """The weights by our names, and in the shapes that vectors are multiplied with. A bias that a folder lacks is zero.
+    """Return the weights by our names, in the shapes of our products. A bias that the folder lacks is zero.
 
     Parameters
     ----------
     stored : mapping of str to ndarray
-        The tensors of the folder, by their names without a prefix.
+        The tensors of the folder, by their names without the prefix.
     config : dict
         The content of config.json.
     layers : int
-        How many layers.
+        The number of layers.
 
     """
     weights: dict[str, Tensor] = {"embedding": stored["embeddings.tok_embeddings.weight"]}
 
-    def take(name: str, theirs: str, has_bias: bool) -> None:
+    def add(name: str, theirs: str, has_bias: bool) -> None:
         weight = stored[f"{theirs}.weight"]
         bias = stored[f"{theirs}.bias"] if has_bias else np.zeros(len(weight), np.float32)
-        if weight.ndim == 1:  # of a norm
-            weights.update({f"{name}.weight": weight, f"{name}.bias": bias})
-        else:
-            weights.update({name: np.ascontiguousarray(weight.T), f"{name}.bias": bias})
+        add_layer(weights, name, weight, bias)
 
     of_norms, of_attention, of_products = (
         bool(config.get(f"{part}_bias", False)) for part in ("norm", "attention", "mlp")
     )
-    take("norm", "embeddings.norm", of_norms)
-    take("final", "final_norm", of_norms)
+    add("norm", "embeddings.norm", of_norms)
+    add("final", "final_norm", of_norms)
     for layer in range(layers):
         theirs = f"layers.{layer}"
         if layer > 0:  # the first layer reads what "norm" leaves
-            take(f"{layer}.norm1", f"{theirs}.attn_norm", of_norms)
-        take(f"{layer}.norm2", f"{theirs}.mlp_norm", of_norms)
-        take(f"{layer}.queries", f"{theirs}.attn.Wqkv", of_attention)
-        take(f"{layer}.mix", f"{theirs}.attn.Wo", of_attention)
-        take(f"{layer}.inner", f"{theirs}.mlp.Wi", of_products)
-        take(f"{layer}.outer", f"{theirs}.mlp.Wo", of_products)
+            add(f"{layer}.norm1", f"{theirs}.attn_norm", of_norms)
+        add(f"{layer}.norm2", f"{theirs}.mlp_norm", of_norms)
+        add(f"{layer}.queries", f"{theirs}.attn.Wqkv", of_attention)
+        add(f"{layer}.mix", f"{theirs}.attn.Wo", of_attention)
+        add(f"{layer}.inner", f"{theirs}.mlp.Wi", of_products)
+        add(f"{layer}.outer", f"{theirs}.mlp.Wo", of_products)
     return weights
 
 
 class HeadSettings(NamedTuple):
-    """What config.json says of a classifier's head before its last product.
+    """The settings of a classifier's head, before its last product, from config.json.
 
     Attributes
     ----------
     pooling : str
-        How a text's vector is made of those of its tokens.
+        How the vector of a text is made from those of its tokens.
     activation : str
-        What follows the product.
+        The activation after the product.
     has_bias, has_norm_bias : bool
         Whether the product and the norm after it have a bias.
 
@@ -126,7 +124,10 @@ class HeadSettings(NamedTuple):
 
 
 def head_of(config: Json, name: str) -> HeadSettings:
-    """The settings of a head. Raises ModelError for those that are not known here. name: of the folder, in messages."""
+    """Return the settings of a head. Raises ModelError for a setting that is unknown here.
+
+    name: the name of the folder in messages.
+    """
     pooling, activation = config.get("classifier_pooling", "cls"), config.get("classifier_activation", "gelu")
     if pooling not in ("cls", "mean"):
         raise refused(name, f"its classifier_pooling is {pooling!r:.40}", "'cls' and 'mean' are")

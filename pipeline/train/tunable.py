@@ -137,7 +137,7 @@ class OwnEncoder(nn.Module):
         return self._product(mixed.transpose(1, 2).reshape(x.shape), f"{layer}.mix")
 
     def _of_distances(self, query: Tensor, key: Tensor, layer: int) -> Tensor:
-        """What scores have of the distances of tokens, unscaled. query, key: [texts, heads, tokens, size]."""
+        """Return the terms of scores that depend on distances, unscaled. query, key: [texts, heads, tokens, size]."""
         distances, places = self.encoder.settings.distances, np.arange(query.shape[2])
         assert distances is not None
         rows = torch.from_numpy(distances.rows(places[:, None] - places)).to(query.device).expand(*query.shape[:3], -1)

@@ -14,7 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from broadsheet.pipeline.engine.base import Texts
-from broadsheet.pipeline.engine.open import open_engine
+from broadsheet.pipeline.engine.open import open_engine, vectors
+from broadsheet.pipeline.model import encoder_folder
 from broadsheet.pipeline.model.charcnn import Model, load_model
 from broadsheet.pipeline.model.encoder import Encoder
 
@@ -208,22 +209,20 @@ def with_drawn_biases(folder: Path) -> Path:
     return folder
 
 
-def compare(folder: Path, texts: list[str], original: Path | None = None) -> Model:
-    """Assert that our kernels' specification gives what transformers gives, whatever stands beside a text.
+def compare_vectors(folder: Path) -> None:
+    """Assert that NumPy computes the vectors of sentence-transformers."""
+    (encoder, *_), _ = encoder_folder.read(folder, "it")
+    assert isinstance(encoder, Encoder)
+    texts = Texts.of([text.encode() for text in TEXTS])
+    found = vectors(encoder, texts.data, texts.offsets, "cpu")
+    np.testing.assert_allclose(found, by_sentence_transformers(folder, TEXTS), atol=1e-5)
 
-    Parameters
-    ----------
-    folder : Path
-        A classifier.
-    texts : list of str
-        What is classified.
-    original : Path, optional
-        The folder that transformers reads, where it does not read the other.
 
-    """
+def compare(folder: Path, texts: list[str]) -> Model:
+    """Assert that NumPy computes the scores of transformers, whatever stands beside a text. Returns the model."""
     model = load_model(folder)
     assert isinstance(model.encoder, Encoder)
-    expected, found = by_transformers(original or folder, texts), classified(model, texts)
+    expected, found = by_transformers(folder, texts), classified(model, texts)
     if model.levels is None:
         wanted, have = np.array([[one[name] for name in model.classes] for one in expected]), found.all_scores
     else:

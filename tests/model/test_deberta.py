@@ -12,18 +12,16 @@ from conftest import CommandHere
 from torch_folders import (
     TEXTS,
     body,
-    by_sentence_transformers,
     change,
     classifier,
     compare,
+    compare_vectors,
     sentences,
     with_drawn_biases,
 )
 
 from broadsheet.pipeline.engine.base import Texts
-from broadsheet.pipeline.engine.open import vectors
 from broadsheet.pipeline.errors import ModelError
-from broadsheet.pipeline.model import encoder_folder
 from broadsheet.pipeline.model.charcnn import load_model
 from broadsheet.pipeline.model.encoder import Distances, Encoder
 from broadsheet.pipeline.model.torch_encoder import TorchEncoder
@@ -89,14 +87,6 @@ def test_a_folder_without_a_head_gives_the_mean_of_its_tokens(tmp_path: Path) ->
     compare_vectors(body(tmp_path / "folder", "deberta-v2"))
 
 
-def compare_vectors(folder: Path) -> None:
-    (encoder, *_), _ = encoder_folder.read(folder, "it")
-    assert isinstance(encoder, Encoder)
-    texts = Texts.of([text.encode() for text in TEXTS])
-    found = vectors(encoder, texts.data, texts.offsets, "cpu")
-    np.testing.assert_allclose(found, by_sentence_transformers(folder, TEXTS), atol=1e-5)
-
-
 @pytest.mark.parametrize(
     ("more", "reason"),
     [
@@ -127,7 +117,7 @@ def test_inspect_says_how_it_counts_distances(tmp_path: Path, broadsheet_here: C
 def test_vectors_of_other_distances_than_config_says_are_refused(tmp_path: Path) -> None:
     folder = classifier(tmp_path / "folder", "deberta-v2")
     change(folder / "config.json", position_buckets=16)
-    with pytest.raises(ModelError, match="position_buckets are 16, of which it has 16 vectors in place of 32"):
+    with pytest.raises(ModelError, match="position_buckets are 16, but it has 16 vectors of distances in place of 32"):
         load_model(folder)
 
 

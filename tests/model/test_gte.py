@@ -13,20 +13,18 @@ from safetensors.numpy import load_file, save_file
 from torch_folders import (
     TEXTS,
     body,
-    by_sentence_transformers,
     by_transformers,
     change,
     classified,
     classifier,
     compare,
+    compare_vectors,
     sentences,
     with_drawn_biases,
 )
 
 from broadsheet.pipeline.engine.base import Texts
-from broadsheet.pipeline.engine.open import vectors
 from broadsheet.pipeline.errors import ModelError
-from broadsheet.pipeline.model import encoder_folder
 from broadsheet.pipeline.model.charcnn import load_model
 from broadsheet.pipeline.model.encoder import Encoder, Rotary
 from broadsheet.pipeline.model.torch_encoder import TorchEncoder
@@ -69,14 +67,6 @@ def test_vectors_are_those_of_sentence_transformers(tmp_path: Path, pooling: str
 
 def test_a_folder_without_a_head_gives_the_mean_of_its_tokens(tmp_path: Path) -> None:
     compare_vectors(body(tmp_path / "folder", "gte"))
-
-
-def compare_vectors(folder: Path) -> None:
-    (encoder, *_), _ = encoder_folder.read(folder, "it")
-    assert isinstance(encoder, Encoder)
-    texts = Texts.of([text.encode() for text in TEXTS])
-    found = vectors(encoder, texts.data, texts.offsets, "cpu")
-    np.testing.assert_allclose(found, by_sentence_transformers(folder, TEXTS), atol=1e-5)
 
 
 def test_tokens_of_bert_are_made_from_bytes(tmp_path: Path) -> None:

@@ -15,20 +15,19 @@ from msgspec import structs
 from torch_folders import (
     TEXTS,
     body,
-    by_sentence_transformers,
     by_transformers,
     change,
     classified,
     classifier,
     compare,
+    compare_vectors,
     sentences,
     with_drawn_biases,
 )
 
 from broadsheet.pipeline.engine.base import Texts
-from broadsheet.pipeline.engine.open import vectors
 from broadsheet.pipeline.errors import ModelError
-from broadsheet.pipeline.model import encoder_file, encoder_folder, encoder_keys
+from broadsheet.pipeline.model import encoder_file, encoder_keys
 from broadsheet.pipeline.model.charcnn import load_model
 from broadsheet.pipeline.model.encoder import Encoder, Rotary
 from broadsheet.pipeline.model.torch_encoder import TorchEncoder
@@ -85,12 +84,7 @@ def test_old_keys_give_what_new_ones_give(tmp_path: Path) -> None:
     ("pooling", "more"), [("mean", ("Normalize",)), ("cls", ())], ids=["mean, normalised", "first token"]
 )
 def test_vectors_are_those_of_sentence_transformers(tmp_path: Path, pooling: str, more: tuple[str, ...]) -> None:
-    folder = sentences(tmp_path / "folder", "modernbert", pooling, more)
-    (encoder, *_), _ = encoder_folder.read(folder, "it")
-    assert isinstance(encoder, Encoder)
-    texts = Texts.of([text.encode() for text in TEXTS])
-    found = vectors(encoder, texts.data, texts.offsets, "cpu")
-    np.testing.assert_allclose(found, by_sentence_transformers(folder, TEXTS), atol=TOLERANCE)
+    compare_vectors(sentences(tmp_path / "folder", "modernbert", pooling, more))
 
 
 def test_a_model_that_fills_masks_gives_the_mean_of_its_tokens(tmp_path: Path) -> None:
@@ -100,11 +94,7 @@ def test_a_model_that_fills_masks_gives_the_mean_of_its_tokens(tmp_path: Path) -
     whole = transformers.AutoModelForMaskedLM.from_pretrained(folder)
     whole.save_pretrained(folder)
     assert json.loads((folder / "config.json").read_text())["architectures"] == ["ModernBertForMaskedLM"]
-    (encoder, *_), _ = encoder_folder.read(folder, "it")
-    assert isinstance(encoder, Encoder)
-    texts = Texts.of([text.encode() for text in TEXTS])
-    found = vectors(encoder, texts.data, texts.offsets, "cpu")
-    np.testing.assert_allclose(found, by_sentence_transformers(folder, TEXTS), atol=TOLERANCE)
+    compare_vectors(folder)
 
 
 def test_a_window_hides_what_lies_beyond_it(tmp_path: Path) -> None:
