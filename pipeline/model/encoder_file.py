@@ -181,22 +181,22 @@ class _Trunk(NamedTuple):
 
 
 class Read(NamedTuple):
-    """What is in a folder.
+    """The content of a folder.
 
     Attributes
     ----------
     encoder : Encoder or TorchEncoder
-        The encoder, with its head where there is one.
+        The encoder, with its head if it has one.
     classes : tuple of str
-        The names of the head's outputs; none without a head.
+        The names of the outputs of the head; empty without a head.
     bias : float32 [classes]
-        That of the last product.
+        The bias of the last product.
     kind : str
-        "one" label of several, "several" labels, of which there may be one only, or a "number", whose levels are the
-        classes; "" without a head.
+        What the head gives: "one" label, "several" labels (also with a single class), or a "number", whose levels are
+        the classes. "" without a head.
     levels : Levels or None
-        Of a number: the label is the nearest of 0 to 5, as those have it who train such heads. The number itself may be
-        any.
+        The levels of a number. The label is the nearest of 0 to 5, which is the usual scale of such heads; the number
+        itself may have any value.
 
     """
 
@@ -208,13 +208,13 @@ class Read(NamedTuple):
 
 
 def is_folder(path: Path) -> bool:
-    """Whether this is a folder of an encoder."""
+    """Whether `path` is the folder of an encoder."""
     return (path / CONFIG_FILE).is_file()
 
 
 def has_head(folder: Path) -> bool:
-    """Whether it gives texts labels or a number, rather than vectors. Raises ModelError where it is damaged."""
-    if not is_folder(folder):  # such as a folder of static vectors
+    """Whether the encoder of a folder gives labels or a number, not vectors. Raises ModelError if it is damaged."""
+    if not is_folder(folder):  # it may be a folder of static vectors
         return False
     config = read_json(folder / CONFIG_FILE, str(folder))
     if not isinstance(config, dict):
@@ -228,7 +228,7 @@ def is_classifier(config: Json) -> bool:
 
 
 def refuse_setfit(folder: Path, name: str) -> None:
-    """Raise ModelError for a folder of SetFit's, whose head is a pickle."""
+    """Raise ModelError for a folder that SetFit saved, whose head is a pickle."""
     if (folder / SETFIT_HEAD).exists() or (folder / SETFIT_CONFIG).exists():
         raise ModelError(
             f"{name} is a model of SetFit: its head is a pickle, {SETFIT_HEAD}, which can run any code and is not "
@@ -239,15 +239,15 @@ def refuse_setfit(folder: Path, name: str) -> None:
 def read(folder: Path, name: str) -> Read:
     """Read a folder of an encoder that our kernels compute.
 
-    Raises NotInKernels for one that they do not compute, and that PyTorch may; ModelError for a key that is not known
-    here, which it names, and for files that are missing or damaged; UsageError without `tokenizers`.
+    Raises NotInKernels if they cannot compute it, though PyTorch may; ModelError for an unknown key, which it names,
+    and for files that are missing or damaged; UsageError if `tokenizers` is missing.
 
     Parameters
     ----------
     folder : Path
         The folder.
     name : str
-        What it is called in messages.
+        The name of the folder in messages.
 
     """
     try:
@@ -335,9 +335,9 @@ def _trunk(config: Json, tensors: _Tensors, body: _Body, name: str) -> _Trunk:
     tensors : _Tensors
         The weights of the folder.
     body : _Body
-        What they are called.
+        The names of the weights.
     name : str
-        What the folder is called in messages.
+        The name of the folder in messages.
 
     """
     activation = config.get(body.activation, "gelu")
@@ -386,7 +386,7 @@ _LEAST_TOKENS = 3
 def _tokens(
     folder: Path, config: Json, lower: bool, entries: int, name: str
 ) -> tuple[WordPiece | StoredTokenizer, int | None]:
-    """The tokenizer, and how many tokens of a text it reads, if its files say that.
+    """Return the tokenizer, and the most tokens in a text if its files say that.
 
     Parameters
     ----------
@@ -395,11 +395,11 @@ def _tokens(
     config : dict
         The content of config.json.
     lower : bool
-        Whether texts are made lower case first.
+        Whether texts become lower case first.
     entries : int
-        Vectors that the model has.
+        The number of vectors that the model has for tokens.
     name : str
-        What the folder is called in messages.
+        The name of the folder in messages.
 
     """
     kind, about = config["model_type"], read_json(folder / TOKENIZER_CONFIG_FILE, name) or {}
@@ -407,7 +407,7 @@ def _tokens(
         try:
             built = build(folder, config.get("tokenizer_class"), name)
             return word_piece(built.tokenizer, lower, entries, name), built.most
-        except NotInKernels:  # its tokens are not WordPiece's
+        except NotInKernels:  # its tokenizer is no WordPiece
             pass
     tokens, most, _ = load(folder, name, lower)
     if tokens.cut != "right":
@@ -428,7 +428,7 @@ _TOKENS_OF_BERT = ("BertTokenizer", "BertTokenizerFast")
 
 
 def _modules(folder: Path, name: str) -> list[tuple[str, Path]] | None:
-    """The kinds and folders of the modules after the encoder; None for a folder without a list of modules."""
+    """Return the kinds and folders of the modules after the encoder, or None if the folder lists no modules."""
     listed = read_json(folder / MODULES_FILE, name)
     if listed is None:
         return None
@@ -462,7 +462,7 @@ def _modules(folder: Path, name: str) -> list[tuple[str, Path]] | None:
 
 
 def _transformer(folder: Path, name: str) -> Json:
-    """What sentence-transformers says of the encoder."""
+    """Return the settings of sentence-transformers for the encoder."""
     for file in TRANSFORMER_FILES:
         about = read_keys(folder / file, TRANSFORMER, name)
         if about:
@@ -471,7 +471,7 @@ def _transformer(folder: Path, name: str) -> Json:
 
 
 class _Head:
-    """What is done to a text's vector, and its weights, which are added to those of the encoder."""
+    """Collects the steps of a head, which compute on the vector of a text, and adds their weights to the encoder's."""
 
     def __init__(self, weights: dict[str, Tensor]) -> None:
         self.steps: list[Any] = []
@@ -479,7 +479,7 @@ class _Head:
         self._width = weights["embedding"].shape[1]
 
     def add(self, step: str, weight: Tensor, bias: Tensor) -> None:
-        """A product with a matrix as PyTorch has it, [outputs, inputs], and what follows it."""
+        """Add a product, with a matrix [outputs, inputs] as PyTorch stores it, and the step that follows it."""
         name = f"head.{self._products}"
         self._weights[name], self._weights[f"{name}.bias"] = transposed(weight), bias
         self.steps.append(step)
@@ -487,12 +487,12 @@ class _Head:
         self._width = len(weight)
 
     def norm(self, weight: Tensor, bias: Tensor) -> None:
-        """A layer norm."""
+        """Add a layer norm."""
         self._weights["head.norm.weight"], self._weights["head.norm.bias"] = weight, bias
         self.steps.append(LAYER_NORM)
 
     def cut(self, values: int | None, name: str) -> None:
-        """Keep the first values of the vector, which is a product with ones and zeros."""
+        """Keep only the first values of the vector, by a product with ones and zeros."""
         if values is not None and values < 1:
             raise refused(name, f"its truncate_dim is {values}", "1 or more is")
         if values is not None and values < self._width:
@@ -500,7 +500,7 @@ class _Head:
 
 
 def _add_head_of_modernbert(head: _Head, tensors: _Tensors, config: Json, name: str) -> Pooling:
-    """Add what comes before the last product of its classifiers. Returns how a text's vector is made."""
+    """Add the steps before the last product of its classifiers. Return how the vector of a text is made."""
     pooling, step, has_bias, has_norm_bias = modernbert_folder.head_of(config, name)
     weight, gamma = tensors["head.dense.weight"], tensors["head.norm.weight"]
     zeros = np.zeros(len(weight), np.float32)
@@ -510,7 +510,7 @@ def _add_head_of_modernbert(head: _Head, tensors: _Tensors, config: Json, name: 
 
 
 def _add_modules(modules: list[tuple[str, Path]], head: _Head, name: str) -> Pooling:
-    """Add the modules after the encoder to a head. Returns how a text's vector is made of those of its tokens."""
+    """Add the modules after the encoder to a head. Return how the vector of a text is made from its tokens."""
     pooling: Pooling = "mean"
     for module, path in modules:
         about = read_json(path / CONFIG_FILE, name) or {}
@@ -536,7 +536,7 @@ def _add_modules(modules: list[tuple[str, Path]], head: _Head, name: str) -> Poo
 
 
 def _sizes(weights: Mapping[str, Tensor], tensors: _Tensors, body: _Body) -> dict[str, int]:
-    """The sizes that weights have, by their keys in config.json."""
+    """Return the sizes of the weights, by their keys in config.json."""
     sizes = {
         "vocab_size": weights["embedding"].shape[0],
         body.width: weights["embedding"].shape[1],
@@ -553,17 +553,17 @@ _KINDS_OF_TOKENS = "embeddings.token_type_embeddings.weight"
 
 
 def _embeddings(stored: _Tensors, body: _Body) -> dict[str, Tensor]:
-    """The vectors of tokens and of places, by our names."""
+    """Return the vectors of tokens and of places, by our names."""
     weights: dict[str, Tensor] = {"embedding": stored["embeddings.word_embeddings.weight"]}
     weights["places"] = stored["embeddings.position_embeddings.weight"]
     if isinstance(body.epsilon, str):  # DistilBERT has no kinds of tokens
-        # One text is of the first kind, wherever the token is.
+        # All tokens of a single text are of the first kind.
         weights["places"] = weights["places"].astype(np.float32) + stored[_KINDS_OF_TOKENS][0]
     return weights
 
 
 def _layers(stored: _Tensors, count: int, body: _Body) -> dict[str, Tensor]:
-    """The weights of the first norm and of layers by our names, and in the shapes that vectors are multiplied with."""
+    """Return the weights of the first norm and of all layers by our names, in the shapes of our products."""
     weights: dict[str, Tensor] = {f"norm.{part}": stored[f"embeddings.LayerNorm.{part}"] for part in ("weight", "bias")}
     for layer in range(count):
         of = f"{body.layer}.{layer}"
@@ -579,9 +579,9 @@ def _layers(stored: _Tensors, count: int, body: _Body) -> dict[str, Tensor]:
 
 
 class _Tensors:
-    """The tensors of a file, by their names without a prefix; those that nobody asks for may be of any kind.
+    """The tensors of a file, by their names without a prefix. Tensors that nobody asks for may be of any kind.
 
-    Old names of norms are as new ones. fp64 and bf16, which NumPy lacks, become fp32.
+    Old names of norms count as the new ones. Tensors in fp64, and in bf16, which NumPy lacks, become fp32.
     """
 
     def __init__(self, path: Path, name: str, prefix: str = "") -> None:

@@ -25,11 +25,11 @@ class Keys(NamedTuple):
     Attributes
     ----------
     read : str
-        Those that are read, with spaces between them.
+        The keys that are read, separated by spaces.
     only : mapping of str to tuple
         The values that a key may have, because they change nothing.
     unused : mapping of str to str
-        Keys that cannot change a result, with spaces between them, by the reason.
+        For each reason, the keys that cannot change a result, separated by spaces.
 
     """
 
@@ -186,7 +186,7 @@ CONFIG["deberta-v2"] = Keys(
 """config.json, by the kind of the model."""
 
 ROPE = Keys("rope_theta", {"rope_type": ("default",)}, {})
-"""What config.json says of one kind of layer in rope_parameters."""
+"""The keys in rope_parameters of config.json, for one kind of layer."""
 
 TOKENIZER_CONFIG = Keys(
     "tokenizer_class do_lower_case strip_accents tokenize_chinese_chars model_max_length max_len model_input_names"
@@ -286,12 +286,12 @@ MODULES = {
 
 
 class NotInKernels(ModelError):
-    """A folder that is whole, and that our own kernels do not compute; PyTorch may.
+    """The folder is sound, but our kernels cannot compute its encoder. PyTorch may.
 
     Attributes
     ----------
     reason : str
-        What they do not compute.
+        The part that our kernels cannot compute.
 
     """
 
@@ -301,12 +301,12 @@ class NotInKernels(ModelError):
 
 
 def refused(name: str, what: str, known: str) -> ModelError:
-    """The error for a folder that is whole, and of which something is not computed here."""
+    """Return the error for a sound folder with a part that cannot be computed here."""
     return ModelError(f"{name} cannot be computed: {what}, and {known} known here")
 
 
 def read_json(path: Path, name: str) -> Any:
-    """The content of a JSON file; None where there is no such file. Raises ModelError for what is no JSON."""
+    """Return the content of a JSON file, or None if there is no such file. Raises ModelError if it is not JSON."""
     try:
         return json.loads(read_file(path, _MOST_BYTES))
     except FileNotFoundError:
@@ -318,24 +318,24 @@ def read_json(path: Path, name: str) -> Any:
 
 
 def read_keys(path: Path, keys: Keys, name: str) -> Json:
-    """The content of a JSON file, checked by `check_keys`; no keys where there is no such file."""
+    """Return the content of a JSON file after `check_keys`, or an empty dict if there is no such file."""
     about = read_json(path, name)
     return {} if about is None else check_keys(about, keys, path.name, name)
 
 
 def check_keys(about: Any, keys: Keys, file: str, name: str, names_tokens: bool = False) -> Json:
-    """Raise ModelError for a key that is not known here, or whose value changes what is computed.
+    """Raise ModelError for an unknown key, or for a value that would change what is computed.
 
     Parameters
     ----------
     about : Any
         The content of the file.
     keys : Keys
-        What is known of its keys.
+        The known keys of the file.
     file, name : str
-        What the file and the folder are called in messages.
+        The names of the file and the folder in messages.
     names_tokens : bool
-        Whether a key that ends in "_token" is known.
+        Whether every key that ends in "_token" counts as known.
 
     """
     if not isinstance(about, dict):

@@ -1,4 +1,4 @@
-"""What a command says where a package is missing that not every installation has."""
+"""The messages of a command if an optional package is missing."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ main()
 
 
 def without(package: str, *arguments: object) -> tuple[int, str]:
-    """Run the command in a process that cannot import `package`: its exit code, and what it printed."""
+    """Run the command in a process that cannot import `package`. Return its exit code and its output."""
     command = [sys.executable, "-c", WITHOUT, package, *map(str, arguments)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=ROOT)
     return done.returncode, " ".join((done.stdout + done.stderr).split())

@@ -122,7 +122,7 @@ def test_vectors_of_other_distances_than_config_says_are_refused(tmp_path: Path)
 
 
 def test_the_config_of_deberta_v3_is_read(tmp_path: Path) -> None:
-    """As microsoft/deberta-v3-base has it, without the sizes."""
+    """The config of microsoft/deberta-v3-base, without its sizes."""
     folder = with_drawn_biases(classifier(tmp_path / "folder", "deberta-v2", pooler_hidden_size=32))
     path = folder / "config.json"
     about = json.loads(path.read_text())

@@ -70,14 +70,14 @@ def test_a_folder_without_a_head_gives_the_mean_of_its_tokens(tmp_path: Path) ->
 
 
 def test_tokens_of_bert_are_made_from_bytes(tmp_path: Path) -> None:
-    """As gte-base-en-v1.5 has them; the others have Unigram's."""
+    """gte-base-en-v1.5 has WordPiece tokens; other models of the family have Unigram tokens."""
     model = compare(encoder_folders.classifier(tmp_path / "folder", "gte"), encoder_folders.TEXTS)
     assert isinstance(model.encoder, Encoder)
     assert isinstance(model.encoder.tokens, WordPiece)
 
 
 def published(folder: Path, **keys: Any) -> Path:
-    """The folder as the authors' program saves it."""
+    """Rewrite a folder as the authors' program saves it."""
     tensors = load_file(folder / "model.safetensors")
     theirs = {f"new.{name.removeprefix('gte.')}" if "." in name[:4] else name: t for name, t in tensors.items()}
     save_file(theirs, folder / "model.safetensors", metadata={"format": "pt"})
@@ -110,7 +110,7 @@ def sorted_scores(scores: dict[str, float], classes: tuple[str, ...]) -> list[fl
 
 
 def test_a_config_of_the_authors_that_transformers_reads_gives_what_it_gives(tmp_path: Path) -> None:
-    """As snowflake-arctic-embed-m-v2.0 has it, on which JQL's heads are: of the kind that transformers knows."""
+    """JQL's snowflake-arctic-embed-m-v2.0 has such a config, of the kind that transformers knows."""
     folder = with_drawn_biases(classifier(tmp_path / "folder", "gte"))
     path = folder / "config.json"
     about = json.loads(path.read_text())
