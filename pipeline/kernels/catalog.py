@@ -357,12 +357,22 @@ def strip_texts_kernel() -> Kernel:
 
 @cache
 def wordpiece_kernel(longest: int) -> Kernel:
-    """Return the kernel that makes tokens of texts, a thread for each text.
+    """Return the kernel that makes tokens of texts, a thread for each part of a text.
 
     longest: the most code points in a word that is cut into tokens.
     """
+    return _tokens_kernel("wordpiece", longest)
+
+
+@cache
+def count_tokens_kernel(longest: int) -> Kernel:
+    """Return the kernel that counts the tokens of parts of texts. longest: as in `wordpiece_kernel`."""
+    return _tokens_kernel("count_tokens", longest)
+
+
+def _tokens_kernel(template: str, longest: int) -> Kernel:
     launch = Launch(2 * WARP, 2 * WARP * longest * 4)
-    return Kernel("tokens", "common/wordpiece.cu", f"wordpiece<{longest}, {launch}>", *launch)
+    return Kernel("tokens", "common/wordpiece.cu", f"{template}<{longest}, {launch}>", *launch)
 
 
 @cache
@@ -486,7 +496,7 @@ def encoder_kernels(
         kernels += [embed_tokens_kernel(element, pitch)]
         kernels += [distance_attention_kernel(element, queries) for queries in distance_queries(architecture)]
     # The tokens, and attention without windows or distances.
-    kernels += [] if longest is None else [wordpiece_kernel(longest)]
+    kernels += [] if longest is None else [count_tokens_kernel(longest), wordpiece_kernel(longest)]
     kernels += [attention_kernel(generation, element, head, is_long) for is_long in (False, True)]
     # The products. Only the first width of outputs has an activation.
     for number, layer in enumerate(layers):

@@ -33,8 +33,11 @@ from .tables import (
     distance_table,
     encoder_shape,
     head_tables,
+    may_split,
     most_tokens,
+    parts_record,
     rotary_record,
+    text_parts,
     turn_table,
     vocabulary_record,
     vocabulary_tables,
@@ -137,7 +140,7 @@ class DeviceEncoder:
     def _upload_vocabulary(self, tokens: WordPiece) -> None:
         tables = vocabulary_tables(tokens)
         self._tables = [cp.asarray(np.append(table.view(np.uint8), np.uint8(0))) for table in tables]  # none is empty
-        self._most_tokens = most_tokens(tables)
+        self._most_tokens, self._splits = most_tokens(tables), may_split(tokens)
         self._vocabulary = vocabulary_record(tokens, tables, [table.data.ptr for table in self._tables])
 
     def _upload_turns(self) -> None:
@@ -232,16 +235,27 @@ class DeviceEncoder:
         most, texts = self.encoder.settings.most, len(offsets) - 1
         rooms = np.concatenate([[0], np.cumsum(np.minimum(most, 2 + self._most_tokens * np.diff(offsets)))[:-1]])
         size = int(rooms[-1]) + most
-        ids, counts, is_cut = cp.empty(size, np.int32), cp.empty(texts, np.int32), cp.empty(texts, np.uint8)
+        ids, counts, is_cut = cp.empty(size, np.int32), cp.empty(texts, np.int32), cp.zeros(texts, np.uint8)
         on_device, rooms_there = cp.asarray(offsets), cp.asarray(rooms)
         text = cp.asarray(data) if len(data) else cp.zeros(1, np.uint8)
+        # Divide long texts into parts, and count the tokens before each part.
+        parts = text_parts(np.diff(offsets), most, self._splits)
+        all_parts, there = len(parts.texts), [cp.asarray(array) for array in parts]
+        record = parts_record([array.data.ptr for array in there], all_parts)
+        of_parts = text, on_device, record
         assert self.encoder.settings.rules is not None
-        kernel = catalog.wordpiece_kernel(self.encoder.settings.rules.longest)
-        self._ops.launch(
-            kernel,
-            (-(-texts // kernel.threads),),
-            (text, on_device, np.int32(texts), self._vocabulary, np.int32(most), rooms_there, ids, counts, is_cut),
-        )
+        longest = self.encoder.settings.rules.longest
+        before = cp.zeros(all_parts, np.int64)
+        if all_parts > texts:
+            kernel, of_part = catalog.count_tokens_kernel(longest), cp.empty(all_parts, np.int32)
+            blocks = -(-all_parts // kernel.threads)
+            self._ops.launch(kernel, (blocks,), (*of_parts, self._vocabulary, np.int32(most), of_part))
+            before[1:] = cp.cumsum(of_part[:-1], dtype=np.int64)
+        # Make the tokens.
+        kernel = catalog.wordpiece_kernel(longest)
+        of_texts = np.int32(most), np.int32(self._most_tokens), rooms_there, ids, counts, is_cut
+        blocks = -(-all_parts // kernel.threads)
+        self._ops.launch(kernel, (blocks,), (*of_parts, before, self._vocabulary, *of_texts))
         on_host = empty_pinned(texts, np.int32)
         counts.get(out=on_host, blocking=False)
         done = cp.cuda.Event(disable_timing=True)

@@ -108,6 +108,63 @@ def most_tokens(tables: VocabularyTables) -> int:
     return int(counts.max(initial=1))
 
 
+TOKEN_SEGMENT = 128
+"""The bytes of a part of a text, as SEGMENT in common/wordpiece.cu."""
+
+_SPLIT_BYTES = 4 * TOKEN_SEGMENT
+_BYTES_OF_A_TOKEN = 8  # more than most texts have
+
+
+class TextParts(NamedTuple):
+    """The parts of texts whose tokens are made at once, as `Parts` in common/wordpiece.cu.
+
+    Attributes
+    ----------
+    texts : int32 [parts]
+        The text of each part.
+    firsts : int32 [texts + 1]
+        The first part of each text, and the number of all parts.
+
+    """
+
+    texts: NDArray[np.int32]
+    firsts: NDArray[np.int32]
+
+
+def text_parts(sizes: NDArray[np.int64], most: int, splits: bool) -> TextParts:
+    """Return the parts of texts. A short text is one part.
+
+    The last part of a long text has all bytes after those that most likely become the tokens which the model reads.
+
+    Parameters
+    ----------
+    sizes : int64 [texts]
+        The bytes of each text.
+    most : int
+        The most tokens that the model reads.
+    splits : bool
+        Whether texts may be split: the result of `may_split`.
+
+    """
+    parts = np.minimum(-(-sizes // TOKEN_SEGMENT), -(-_BYTES_OF_A_TOKEN * most // TOKEN_SEGMENT))
+    parts = np.where(splits & (sizes >= _SPLIT_BYTES), parts, 1)
+    firsts = np.concatenate([[0], np.cumsum(parts)]).astype(np.int32)
+    return TextParts(np.repeat(np.arange(len(sizes), dtype=np.int32), parts), firsts)
+
+
+def parts_record(addresses: Sequence[int], parts: int) -> NDArray[np.void]:
+    """Return the argument `Parts` of common/wordpiece.cu, by value.
+
+    addresses: the addresses of the arrays of `TextParts`. parts: their number.
+    """
+    return np.array([(*addresses, parts, 0)], "u8,u8,i4,i4").view("V24")
+
+
+def may_split(tokens: WordPiece) -> bool:
+    """Return whether texts may be split at white space and before characters that are words: in no special token."""
+    return all(name.isascii() and name.isprintable() and " " not in name for name in tokens.rules.special)
+
+
 def vocabulary_record(tokens: WordPiece, tables: VocabularyTables, addresses: Sequence[int]) -> NDArray[np.void]:
     """Return the argument `Vocabulary` of common/wordpiece.cu, by value. addresses: the address of each table."""
     rules = tokens.rules

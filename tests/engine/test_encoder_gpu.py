@@ -90,7 +90,8 @@ def tokens(request: pytest.FixtureRequest, model: Callable[[str], Model]) -> tup
 @given(drawn_texts=st.lists(HOSTILE, min_size=1, max_size=8))
 def test_tokens_are_those_of_numpy(tokens: tuple[Encoder, Any], drawn_texts: list[str]) -> None:
     encoder, device = tokens
-    texts = given_texts([*drawn_texts, "".join(drawn_texts)])
+    in_parts = " ".join(drawn_texts) * 60  # a long text, whose parts have a thread each
+    texts = given_texts([*drawn_texts, "".join(drawn_texts), in_parts])
     want = encoder.tokens_of(texts.data, texts.offsets)
     found = device.tokens(texts.data, texts.offsets)
     found.done.synchronize()

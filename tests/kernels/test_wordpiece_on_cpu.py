@@ -20,7 +20,15 @@ from hypothesis import strategies as st
 
 from broadsheet.pipeline.engine.base import Texts
 from broadsheet.pipeline.kernels.compile import FOLDER
-from broadsheet.pipeline.kernels.tables import vocabulary_record, vocabulary_tables
+from broadsheet.pipeline.kernels.tables import (
+    TOKEN_SEGMENT,
+    may_split,
+    most_tokens,
+    parts_record,
+    text_parts,
+    vocabulary_record,
+    vocabulary_tables,
+)
 from broadsheet.pipeline.model.charcnn import load_model
 from broadsheet.pipeline.model.encoder import Encoder
 
@@ -47,12 +55,21 @@ extern uint32 words[];
 """
 AFTER = """
 uint32 words[64 * LONGEST];
-extern "C" void run(const uint8* data, const int64* offsets, int texts, const Vocabulary* vocabulary, int most,
-                    const int64* rooms, int* ids, int* counts, uint8* is_cut) {
-    for (int i = 0; i < texts; i++) {
+using OfLaunch = Launch<64, 64 * LONGEST * 4>;
+extern "C" void count(const uint8* data, const int64* offsets, const Parts* parts, const Vocabulary* vocabulary,
+                      int most, int* counts) {
+    for (int i = 0; i < parts->count; i++) {
         blockIdx.x = i / 64, threadIdx.x = i % 64;
-        wordpiece<LONGEST, Launch<64, 64 * LONGEST * 4>>(data, offsets, texts, *vocabulary, most, rooms, ids, counts,
-                                                         is_cut);
+        count_tokens<LONGEST, OfLaunch>(data, offsets, *parts, *vocabulary, most, counts);
+    }
+}
+extern "C" void run(const uint8* data, const int64* offsets, const Parts* parts, const int64* before,
+                    const Vocabulary* vocabulary, int most, int of_a_byte, const int64* rooms, int* ids, int* counts,
+                    uint8* is_cut) {
+    for (int i = parts->count; i-- > 0;) {  // backwards: no part may rely on those before it
+        blockIdx.x = i / 64, threadIdx.x = i % 64;
+        wordpiece<LONGEST, OfLaunch>(data, offsets, *parts, before, *vocabulary, most, of_a_byte, rooms, ids, counts,
+                                     is_cut);
     }
 }
 """
@@ -98,20 +115,30 @@ def kernel(encoder: Encoder, tmp_path_factory: pytest.TempPathFactory) -> Callab
     (folder / "it.cpp").write_text(lines)
     command = [str(COMPILER), "-std=c++17", "-O1", "-shared", "-fPIC", "-I", str(FOLDER), "-o"]
     subprocess.run([*command, str(folder / "it.so"), str(folder / "it.cpp")], check=True)
-    run = ctypes.CDLL(str(folder / "it.so")).run
-    tables = [np.ascontiguousarray(table) for table in vocabulary_tables(encoder.tokens)]
-    record = vocabulary_record(encoder.tokens, vocabulary_tables(encoder.tokens), [one.ctypes.data for one in tables])
+    library = ctypes.CDLL(str(folder / "it.so"))
+    made = vocabulary_tables(encoder.tokens)
+    tables, of_a_byte = [np.ascontiguousarray(table) for table in made], most_tokens(made)
+    record = vocabulary_record(encoder.tokens, made, [one.ctypes.data for one in tables])
+    assert may_split(encoder.tokens)
+
+    def address(array: np.ndarray) -> ctypes.c_void_p:
+        return ctypes.c_void_p(array.ctypes.data)
 
     def tokens(texts: Texts, most: int) -> list[list[int]]:
-        rooms = np.cumsum([0, *np.minimum(most, 2 + 2 * np.diff(texts.offsets))]).astype(np.int64)
-        ids = np.full(rooms[-1], -1, np.int32)
-        counts, is_cut = np.empty(len(texts), np.int32), np.empty(len(texts), np.uint8)
+        parts = text_parts(np.diff(texts.offsets), most, True)
+        of_parts = parts_record([array.ctypes.data for array in parts], len(parts.texts))
         data = np.append(texts.data, np.uint8(0))
-        pointers = [
-            ctypes.c_void_p(one.ctypes.data) for one in (data, texts.offsets, record, rooms, ids, counts, is_cut)
-        ]
+        given = address(data), address(texts.offsets), address(of_parts)
+        of_part = np.full(len(parts.texts), -1, np.int32)
+        library.count(*given, address(record), most, address(of_part))
+        before = np.concatenate([[0], np.cumsum(of_part[:-1], dtype=np.int64)])
+
+        rooms = np.cumsum([0, *np.minimum(most, 2 + of_a_byte * np.diff(texts.offsets))]).astype(np.int64)
+        ids = np.full(rooms[-1], -1, np.int32)
+        counts, is_cut = np.empty(len(texts), np.int32), np.zeros(len(texts), np.uint8)
+        out = [address(array) for array in (rooms, ids, counts, is_cut)]
         assert tables  # they live as long as this function
-        run(*pointers[:2], len(texts), pointers[2], most, *pointers[3:])
+        library.run(*given, address(before), address(record), most, of_a_byte, *out)
         own = [ids[at : at + count].tolist() for at, count in zip(rooms.tolist(), counts.tolist(), strict=False)]
         return [*own, is_cut.astype(bool).tolist()]
 
@@ -124,6 +151,31 @@ def test_tokens_are_those_of_numpy(
     encoder: Encoder, kernel: Callable[[Texts, int], list[list[int]]], drawn_texts: list[str], most: int
 ) -> None:
     texts = Texts.of([text.encode() for text in (*drawn_texts, "".join(drawn_texts), "")])
+    want = encoder.tokens.of_texts(texts.data, texts.offsets, most)
+    expected = [want.ids[a:b].tolist() for a, b in pairwise(want.ends.tolist())]
+    assert kernel(texts, most) == [*expected, want.is_cut.tolist()]
+
+
+@settings(max_examples=examples(200), suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    words=st.lists(HOSTILE, min_size=1, max_size=6),
+    separator=st.sampled_from([" ", "", "\n", "\N{CJK UNIFIED IDEOGRAPH-4E00}", "[SEP]", "\u3002", "\u0e01" * 70]),
+    size=st.integers(4 * TOKEN_SEGMENT, 16 * TOKEN_SEGMENT),
+    most=st.integers(3, 600),
+)
+def test_the_parts_of_a_long_text_have_the_tokens_of_the_whole(
+    encoder: Encoder,
+    kernel: Callable[[Texts, int], list[list[int]]],
+    words: list[str],
+    separator: str,
+    size: int,
+    most: int,
+) -> None:
+    """Separators: where a part may begin, where it may not, and letters that fill a segment without such a place."""
+    period = separator.join(words) + separator + "a"
+    long = period * (1 + size // len(period.encode()))
+    texts = Texts.of([text.encode() for text in (long, "the", long + " the", long[: len(long) // 2])])
+    assert len(text_parts(np.diff(texts.offsets), most, True).texts) > 4 or most <= TOKEN_SEGMENT // 8
     want = encoder.tokens.of_texts(texts.data, texts.offsets, most)
     expected = [want.ids[a:b].tolist() for a, b in pairwise(want.ends.tolist())]
     assert kernel(texts, most) == [*expected, want.is_cut.tolist()]

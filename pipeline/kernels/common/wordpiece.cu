@@ -1,9 +1,13 @@
 // Makes BERT's tokens of texts in UTF-8. pipeline/model/wordpiece.py is the specification.
 //
-// Layout. A thread has one text. Shared memory has the code points of one word of each thread, interleaved so that the
-//   threads of a block use different banks. A thread ends when its text has more tokens than the model reads.
-// Why. Texts differ in length, so the threads of a warp diverge. There are so many texts that this does not matter:
-//   threads mostly wait for entries of the vocabulary in L2, and other threads hide this latency.
+// Layout. A thread has one part of a text: all of a short text, and about SEGMENT bytes of a long one. Shared memory has
+//   the code points of one word of each thread, interleaved so that the threads of a block use different banks. A
+//   thread ends when its text has more tokens than the model reads.
+// Compute. count_tokens counts the tokens of each part but the last of its text. From these, the host computes where the
+//   tokens of each part go, and wordpiece writes them there. A part begins where no word and no special token can
+//   continue, so its tokens do not depend on other parts.
+// Why. Threads mostly wait for entries of the vocabulary in L2, and only other threads hide this latency. A few thousand
+//   long texts are too few threads: in parts, they take a fraction of the time although most tokens are made twice.
 //
 // Test: tests/kernels/test_wordpiece_on_cpu.py, tests/engine/test_encoder_gpu.py, and python -m benchmarks.fuzz_tokens
 // for the specification. Time: python -m benchmarks.peers.encoders_gpu.
@@ -57,11 +61,12 @@ __device__ __forceinline__ bool follow(const Vocabulary& vocabulary, int node, u
 
 // Collects the tokens of one text, and the code points of the current word in shared memory, where the words of all
 // threads of a block alternate. LONGEST: the most code points in a word that is cut into tokens.
-template <int THREADS, int LONGEST>
+// WRITES: whether tokens are written, or only counted.
+template <int THREADS, int LONGEST, bool WRITES>
 struct Reader {
     const Vocabulary& vocabulary;
     int* ids;
-    int room;  // the number of tokens of words that fit
+    int room;  // the number of tokens that fit
     uint32* points;
     int tokens = 0, size = 0;
     bool is_whole = false;  // whether the word is complete
@@ -69,7 +74,7 @@ struct Reader {
     __device__ __forceinline__ uint32& word(int i) const { return points[i * THREADS]; }
 
     __device__ __forceinline__ void put(int token) {
-        if (tokens < room) ids[tokens] = token;
+        if (WRITES && tokens < room) ids[tokens] = token;
         tokens++;
     }
 
@@ -139,36 +144,116 @@ __device__ __forceinline__ uint32 character(const Article& text, int64 at, int& 
     return min(point, 0x10ffffu);  // so that the table also has an entry for bytes that are not UTF-8
 }
 
-// data: UTF-8, whose first byte is at offsets[0]. rooms [texts + 1]: where each text's tokens go in `ids`, including
-// the two tokens that frame them. most: the most tokens of a text, including these two. counts [texts]: the number of
-// tokens of each text. is_cut [texts]: 1 if the text has more tokens than fit.
-template <int LONGEST, typename Launch>
-__global__ void __launch_bounds__(Launch::THREADS)
-    wordpiece(const uint8* data, const int64* offsets, int texts, Vocabulary vocabulary, int most, const int64* rooms,
-              int* ids, int* counts, uint8* is_cut) {
-    constexpr int THREADS = Launch::THREADS;
-    static_assert(Launch::SHARED_BYTES == THREADS * LONGEST * 4, "a word of each thread");
-    extern __shared__ uint32 words[];
-    const int text = blockIdx.x * THREADS + threadIdx.x;
-    if (text >= texts) return;
-    const Article article{data + (offsets[text] - offsets[0]), offsets[text + 1] - offsets[text]};
-    int* own = ids + rooms[text];
-    Reader<THREADS, LONGEST> reader{vocabulary, own + 1, most - 2, words + threadIdx.x};
-    for (int64 at = 0; at <= article.size && reader.tokens <= reader.room;) {
-        int bytes = 1, token = -1, becomes = SPACE;  // the end of the text and special tokens end a word like a space
-        if (at < article.size && (token = special_at(vocabulary, article, at, bytes)) < 0) {
+// Return what a code point becomes: a mapped code point, or a negative number that stands for a sequence of them.
+__device__ __forceinline__ int mapped(const Vocabulary& vocabulary, uint32 point) {
+    return __ldg(vocabulary.characters + vocabulary.pages[point / PAGE] * PAGE + point % PAGE);
+}
+
+// Return whether a part may begin before a character: no word continues there, and no special token has the character.
+// The host splits texts only if all special tokens are in ASCII, without white space.
+__device__ __forceinline__ bool may_begin(uint32 point, int becomes) {
+    return point < 0x80 ? becomes == SPACE : becomes >= 0 && (becomes & ALONE);
+}
+
+constexpr int SEGMENT = 128;
+constexpr int BLOCKS_OF_AN_SM = 8;  // at least: for more blocks, the compiler would spill registers
+
+// The parts of texts. texts [parts]: the text of each part. firsts [texts + 1]: the first part of each text. Part i of a
+// text begins at the first possible place from i * SEGMENT bytes on, and is empty if there is none in its segment. It
+// ends where the next part begins, and the last one with the text.
+struct Parts {
+    const int* texts;
+    const int* firsts;
+    int count;
+};
+
+// Read a part of a text. number: the number of the part in its text. limit: where the part ends at the earliest, or -1
+// to read to the end of the text.
+template <typename Reader>
+__device__ __forceinline__ void read(Reader& reader, const Article& article, int number, int64 limit) {
+    const Vocabulary& vocabulary = reader.vocabulary;
+    int64 at = (int64)number * SEGMENT;
+    int bytes;
+    // Find the beginning.
+    if (number > 0) {
+        const int64 end = limit < 0 ? article.size : min(limit, article.size);
+        while (at < end) {
+            const bool continues = (article.bytes[at] & 0xc0) == 0x80;
             const uint32 point = character(article, at, bytes);
-            becomes = __ldg(vocabulary.characters + vocabulary.pages[point / PAGE] * PAGE + point % PAGE);
+            if (!continues && may_begin(point, mapped(vocabulary, point))) break;
+            at++;
         }
-        at += bytes;
+        if (limit >= 0 && at == end) return;
+    }
+    // Make tokens. The end of a part and special tokens end a word like a space.
+    for (; at <= article.size && reader.tokens <= reader.room; at += bytes) {
+        int token = -1, becomes = SPACE;
+        bool is_end = at == article.size;
+        bytes = 1;
+        if (!is_end && (token = special_at(vocabulary, article, at, bytes)) < 0) {
+            const uint32 point = character(article, at, bytes);
+            becomes = mapped(vocabulary, point);
+            is_end = limit >= 0 && at >= limit && may_begin(point, becomes);
+            if (is_end) becomes = SPACE;
+        }
         const int sequence = -1 - becomes, points = becomes < 0 ? sequence & ((1 << LENGTH_BITS) - 1) : 1;
         for (int i = 0; i < points; i++)
             reader.add(becomes < 0 ? vocabulary.sequences[(sequence >> LENGTH_BITS) + i] : becomes);
+        if (is_end) return;
         if (token >= 0) reader.put(token);
     }
-    const int count = min(reader.tokens, reader.room);
+}
+
+// data: UTF-8, whose first byte is at offsets[0]. most: the most tokens of a text, including the two that frame them.
+// counts [parts]: the number of tokens of each part but the last of a text, which has 0. A part that has more tokens than
+// a text may have is not read to its end.
+template <int LONGEST, typename Launch>
+__global__ void __launch_bounds__(Launch::THREADS, BLOCKS_OF_AN_SM)
+    count_tokens(const uint8* data, const int64* offsets, Parts parts, Vocabulary vocabulary, int most, int* counts) {
+    constexpr int THREADS = Launch::THREADS;
+    static_assert(Launch::SHARED_BYTES == THREADS * LONGEST * 4, "a word of each thread");
+    extern __shared__ uint32 words[];
+    const int part = blockIdx.x * THREADS + threadIdx.x;
+    if (part >= parts.count) return;
+    const int text = parts.texts[part], number = part - parts.firsts[text];
+    const Article article{data + (offsets[text] - offsets[0]), offsets[text + 1] - offsets[text]};
+    Reader<THREADS, LONGEST, false> reader{vocabulary, nullptr, most, words + threadIdx.x};
+    if (part + 1 < parts.firsts[text + 1]) read(reader, article, number, (int64)(number + 1) * SEGMENT);
+    counts[part] = reader.tokens;
+}
+
+// data, offsets, most: as in count_tokens. before [parts]: the number of tokens in all parts before. rooms [texts]: where
+// each text's tokens go in `ids`, including the two tokens that frame them. of_a_byte: the most tokens that a byte can
+// become. counts [texts]: the number of tokens of each text. is_cut [texts]: set to 1 if the text has more tokens than
+// fit, and must be 0 before.
+template <int LONGEST, typename Launch>
+__global__ void __launch_bounds__(Launch::THREADS, BLOCKS_OF_AN_SM)
+    wordpiece(const uint8* data, const int64* offsets, Parts parts, const int64* before, Vocabulary vocabulary, int most,
+              int of_a_byte, const int64* rooms, int* ids, int* counts, uint8* is_cut) {
+    constexpr int THREADS = Launch::THREADS;
+    static_assert(Launch::SHARED_BYTES == THREADS * LONGEST * 4, "a word of each thread");
+    extern __shared__ uint32 words[];
+    const int part = blockIdx.x * THREADS + threadIdx.x;
+    if (part >= parts.count) return;
+    const int text = parts.texts[part], first = parts.firsts[text], number = part - first;
+    const bool is_last = part + 1 == parts.firsts[text + 1];
+    const Article article{data + (offsets[text] - offsets[0]), offsets[text + 1] - offsets[text]};
+    const int room = (int)min((int64)most - 2, article.size * of_a_byte);
+    const int offset = (int)min(before[part] - before[first], (int64)room + 1);
+    int own_room = room - offset;
+    if (!is_last) {
+        const int64 tokens = before[part + 1] - before[part];
+        if (tokens > own_room) is_cut[text] = 1;
+        // A word that turns out to be unknown takes back its tokens, which must not be written over the next part's.
+        else own_room = (int)tokens;
+    }
+    int* own = ids + rooms[text];
+    Reader<THREADS, LONGEST, true> reader{vocabulary, own + 1 + offset, own_room, words + threadIdx.x};
+    read(reader, article, number, is_last ? -1 : (int64)(number + 1) * SEGMENT);
+    if (!is_last) return;
+    if (reader.tokens > own_room) is_cut[text] = 1;
+    const int count = min(offset + reader.tokens, room);
     own[0] = vocabulary.first;
     own[count + 1] = vocabulary.last;
     counts[text] = count + 2;
-    is_cut[text] = reader.tokens > reader.room;
 }
