@@ -41,13 +41,17 @@ __device__ __forceinline__ float power_of_two(float x) {
 // and at column n * 8 + lane % 4 * 2 + i % 2.
 template <typename T, int HEAD>
 struct Softmax {
-    float sum[HEAD / 2], most[2], total[2];
+    float sum[HEAD / 2], most[2], total[2], by[2];
+    bool is_empty;  // whether no values are in the sums yet, which may then hold anything
 
     __device__ __forceinline__ void begin() {
-#pragma unroll
-        for (int i = 0; i < HEAD / 2; i++) sum[i] = 0;
         most[0] = most[1] = __int_as_float(MINUS_INFINITY);
         total[0] = total[1] = 0;
+        is_empty = true;
+    }
+    __device__ __forceinline__ void clear_sums() {
+#pragma unroll
+        for (int i = 0; i < HEAD / 2; i++) sum[i] = 0;
     }
 
     // Set scores to minus infinity if the key is farther than `window` from the query, or beyond the text. query: the
@@ -69,7 +73,7 @@ struct Softmax {
     }
 
     // Turn scores into powers, of which the first `left` columns count, and round them to 16 bits as the factors of the
-    // values. WINDOWED: whether a query may have seen no key yet.
+    // values. Scale the earlier sums if a maximum rose. WINDOWED: whether a query may have seen no key yet.
     template <bool WINDOWED>
     __device__ __forceinline__ void weigh(float (&score)[TILE / 2], int left, float scale, uint32 (&power)[TILE / 16][4]) {
         if (left < TILE) {
@@ -79,7 +83,6 @@ struct Softmax {
             for (int i = 0; i < TILE / 2; i++)
                 if (i / 4 * 8 + i % 2 >= left) score[i] = __int_as_float(MINUS_INFINITY);
         }
-        float by[2];
 #pragma unroll
         for (int half = 0; half < 2; half++) {
             float highest = most[half];
@@ -92,14 +95,11 @@ struct Softmax {
             const float offset = reached * scale;
             by[half] = power_of_two((most[half] - reached) * scale);
             most[half] = highest;
-            total[half] *= by[half];
 #pragma unroll
             for (int n = 0; n < TILE / 8; n++)
 #pragma unroll
-                for (int i = n * 4 + 2 * half; i < n * 4 + 2 * half + 2; i++) {
+                for (int i = n * 4 + 2 * half; i < n * 4 + 2 * half + 2; i++)
                     score[i] = power_of_two(fmaf(score[i], scale, -offset));
-                    total[half] += score[i];
-                }
         }
         if (__any_sync(0xffffffffu, by[0] != 1 || by[1] != 1))  // a maximum rose
 #pragma unroll
@@ -108,6 +108,18 @@ struct Softmax {
         for (int k = 0; k < TILE / 16; k++)
 #pragma unroll
             for (int i = 0; i < 4; i++) power[k][i] = pack<T>(score[k * 8 + i * 2], score[k * 8 + i * 2 + 1]);
+    }
+
+    // Add the powers of `weigh` to the totals.
+    __device__ __forceinline__ void add_to_totals(const float (&power)[TILE / 2]) {
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            total[half] *= by[half];
+#pragma unroll
+            for (int n = 0; n < TILE / 8; n++)
+#pragma unroll
+                for (int i = n * 4 + 2 * half; i < n * 4 + 2 * half + 2; i++) total[half] += power[i];
+        }
     }
 
     // Write the results to the rows from `row` on.
@@ -144,6 +156,9 @@ __global__ void __launch_bounds__(Launch::THREADS, BLOCKS_OF_AN_SM)
     const uint32 all_queries = shared_address(shared), all_keys = all_queries + 2 * QUERY_BYTES;
     const uint32 all_values = all_keys + 2 * TILE_BYTES;
     const int own = threadIdx.x / 32 * WARP_ROWS, lane = threadIdx.x % 32;
+    // The first query, in the block, of the warps that multiply together. By __shfl_sync the compiler knows that a warp
+    // agrees on it, and keeps addresses in uniform registers.
+    const int of_group = __shfl_sync(0xffffffffu, own / Products::ROWS, 0) * Products::ROWS;
     const int begin = ends[texts[blockIdx.x]], size = ends[texts[blockIdx.x] + 1] - begin, first = firsts[blockIdx.x];
     const int first_piece = WINDOWED ? max(first - window, 0) / TILE : 0;  // the first in which a query sees a key
 
@@ -171,6 +186,8 @@ __global__ void __launch_bounds__(Launch::THREADS, BLOCKS_OF_AN_SM)
     };
 
     Softmax<T, HEAD> softmax[M_BLOCKS];
+#pragma unroll
+    for (int m = 0; m < M_BLOCKS; m++) softmax[m].clear_sums();
     fetch_piece(0, 0, blockIdx.y, first_piece);
     for (int step = 0, turn = 0, head = blockIdx.y, piece = first_piece; head < heads; step++) {
         // The piece has arrived, and no thread reads the previous one.
@@ -183,11 +200,12 @@ __global__ void __launch_bounds__(Launch::THREADS, BLOCKS_OF_AN_SM)
         if (piece == first_piece)
 #pragma unroll
             for (int m = 0; m < M_BLOCKS; m++) softmax[m].begin();
-        const int ahead = first + own / Products::ROWS * Products::ROWS - piece * TILE;  // of the queries multiplied together
+        const int ahead = first + of_group - piece * TILE;  // of the queries multiplied together
         if (!WINDOWED || (ahead + Products::ROWS + window > 0 && ahead - window < TILE)) {
             float score[M_BLOCKS][TILE / 2];
             uint32 power[M_BLOCKS][TILE / 16][4];
-            Products::score(score, all_queries + turn % 2 * QUERY_BYTES, all_keys + step % 2 * TILE_BYTES);
+            const uint32 queries = all_queries + turn % 2 * QUERY_BYTES + of_group * ROW_BYTES;
+            Products::score(score, queries, all_keys + step % 2 * TILE_BYTES);
 #pragma unroll
             for (int m = 0; m < M_BLOCKS; m++) {
                 const int left = size - piece * TILE;
@@ -195,7 +213,11 @@ __global__ void __launch_bounds__(Launch::THREADS, BLOCKS_OF_AN_SM)
                     softmax[m].mask(score[m], first + own + m * 16 - piece * TILE, left, window);
                 softmax[m].template weigh<WINDOWED>(score[m], WINDOWED ? TILE : left, scale, power[m]);
             }
-            Products::add(softmax, power, all_values + step % 2 * TILE_BYTES);
+            Products::begin_add(softmax, power, score, all_values + step % 2 * TILE_BYTES);
+            if (piece * TILE < size)  // always true: the branch keeps these additions behind the products, which run meanwhile
+#pragma unroll
+                for (int m = 0; m < M_BLOCKS; m++) softmax[m].add_to_totals(score[m]);
+            Products::end_add(softmax, power);
         }
 
         if (is_last) {  // results first overwrite the warp's own queries, which no other warp reads

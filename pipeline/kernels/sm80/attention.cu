@@ -15,9 +15,9 @@ struct Products {
     // Each thread calls this once its copies have arrived.
     static __device__ __forceinline__ void publish() {}
 
-    // Compute score = queries times a piece of keys.
+    // Compute score = the warp's queries times a piece of keys.
     static __device__ __forceinline__ void score(float (&score)[M_BLOCKS][TILE / 2], uint32 queries, uint32 keys) {
-        const int lane = threadIdx.x % 32, row = threadIdx.x / 32 * M_BLOCKS * 16 + lane % 16;
+        const int lane = threadIdx.x % 32, row = lane % 16;
         uint32 query[M_BLOCKS][HEAD / 16][4];
 #pragma unroll
         for (int m = 0; m < M_BLOCKS; m++) {
@@ -42,9 +42,15 @@ struct Products {
     }
 
     // Add powers times a piece of values to the sums of the softmax.
-    static __device__ __forceinline__ void add(Softmax<T, HEAD> (&softmax)[M_BLOCKS],
-                                               const uint32 (&power)[M_BLOCKS][TILE / 16][4], uint32 values) {
+    static __device__ __forceinline__ void begin_add(Softmax<T, HEAD> (&softmax)[M_BLOCKS],
+                                                     const uint32 (&power)[M_BLOCKS][TILE / 16][4],
+                                                     const float (&)[M_BLOCKS][TILE / 2], uint32 values) {
         const int lane = threadIdx.x % 32;
+#pragma unroll
+        for (int m = 0; m < M_BLOCKS; m++) {
+            if (softmax[m].is_empty) softmax[m].clear_sums();
+            softmax[m].is_empty = false;
+        }
 #pragma unroll
         for (int k = 0; k < TILE / 16; k++)
 #pragma unroll
@@ -58,6 +64,9 @@ struct Products {
                 }
             }
     }
+
+    static __device__ __forceinline__ void end_add(Softmax<T, HEAD> (&)[M_BLOCKS],
+                                                   const uint32 (&)[M_BLOCKS][TILE / 16][4]) {}
 
   private:
     template <int SIZE>

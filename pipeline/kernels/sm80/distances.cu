@@ -117,6 +117,7 @@ __global__ void __launch_bounds__(Launch::THREADS, 8 / WARPS)
     const Moves moves;
     Softmax<T, HEAD> softmax;
     softmax.begin();
+    softmax.clear_sums();
     uint32 query[STEPS][4];
     const int from_distance = QUERY_ROWS - own - 16;  // the first of the warp's rows of distances, of those of a piece
     for (int piece = 0; piece * TILE < size; piece++) {
@@ -190,6 +191,7 @@ __global__ void __launch_bounds__(Launch::THREADS, 8 / WARPS)
 
         uint32 power[TILE / 16][4];
         softmax.template weigh<false>(score, size - piece * TILE, scale, power);
+        softmax.add_to_totals(score);
 #pragma unroll
         for (int k = 0; k < TILE / 16; k++)
 #pragma unroll

@@ -17,30 +17,41 @@ struct Products {
     // proxy.
     static __device__ __forceinline__ void publish() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
-    // Compute score = queries times a piece of keys.
+    // Compute score = the warpgroup's queries times a piece of keys.
     static __device__ __forceinline__ void score(float (&score)[1][TILE / 2], uint32 queries, uint32 keys) {
-        queries += threadIdx.x / 128 * 64 * ROW_BYTES;
+        const uint64 query = descriptor<ROW_BYTES>(queries), key = descriptor<ROW_BYTES>(keys);
         warpgroup_arrive();
 #pragma unroll
-        for (int k = 0; k < HEAD / 16; k++)
-            multiply_async<T>(score[0], descriptor<ROW_BYTES>(queries + k * 32), descriptor<ROW_BYTES>(keys + k * 32), k > 0);
+        for (int k = 0; k < HEAD / 16; k++) multiply_async<T>(score[0], query + (k * 32 >> 4), key + (k * 32 >> 4), k > 0);
         warpgroup_commit();
         warpgroup_wait<0>();
         settle(score[0]);
     }
 
-    // Add powers times a piece of values to the sums of the softmax.
-    static __device__ __forceinline__ void add(Softmax<T, HEAD> (&softmax)[1], uint32 (&power)[1][TILE / 16][4],
-                                               uint32 values) {
+    // Start to add powers times a piece of values to the sums of the softmax. What reads `score` later runs meanwhile.
+    static __device__ __forceinline__ void begin_add(Softmax<T, HEAD> (&softmax)[1], uint32 (&power)[1][TILE / 16][4],
+                                                     float (&score)[1][TILE / 2], uint32 values) {
+        const uint64 value = descriptor<ROW_BYTES>(values);
         settle(softmax[0].sum);
-#pragma unroll
-        for (int k = 0; k < TILE / 16; k++) settle(power[0][k]);
+        settle_powers(power);
         warpgroup_arrive();
 #pragma unroll
         for (int k = 0; k < TILE / 16; k++)
-            multiply_by_rows<T>(softmax[0].sum, power[0][k], descriptor<ROW_BYTES>(values + k * 16 * ROW_BYTES));
+            multiply_by_rows<T>(softmax[0].sum, power[0][k], value + (k * 16 * ROW_BYTES >> 4),
+                                k > 0 || !softmax[0].is_empty);
         warpgroup_commit();
+        softmax[0].is_empty = false;
+        settle(score[0]);
+    }
+    static __device__ __forceinline__ void end_add(Softmax<T, HEAD> (&softmax)[1], uint32 (&power)[1][TILE / 16][4]) {
         warpgroup_wait<0>();
         settle(softmax[0].sum);
+        settle_powers(power);  // the products read these registers until now
+    }
+
+  private:
+    static __device__ __forceinline__ void settle_powers(uint32 (&power)[1][TILE / 16][4]) {
+#pragma unroll
+        for (int k = 0; k < TILE / 16; k++) settle(power[0][k]);
     }
 };

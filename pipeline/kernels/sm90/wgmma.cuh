@@ -125,11 +125,12 @@ BROADSHEET_MULTIPLY_ASYNC_192(BFloat, "bf16")
 // The products of attention. Compute d [64, 64] = a [64, 16] · b [64, 16]ᵀ, plus d if `add`.
 template <typename T>
 __device__ __forceinline__ void multiply_async(float (&d)[32], uint64 a, uint64 b, bool add);
-// Compute d [64, 64 or 32] += a [64, 16] · b [16, 64 or 32]. A thread has the same elements of `a` as for mma.sync.
+// Compute d [64, 64 or 32] = a [64, 16] · b [16, 64 or 32], plus d if `add`. A thread has the same elements of `a` as for
+// mma.sync.
 template <typename T>
-__device__ __forceinline__ void multiply_by_rows(float (&d)[32], const uint32 (&a)[4], uint64 b);
+__device__ __forceinline__ void multiply_by_rows(float (&d)[32], const uint32 (&a)[4], uint64 b, bool add);
 template <typename T>
-__device__ __forceinline__ void multiply_by_rows(float (&d)[16], const uint32 (&a)[4], uint64 b);
+__device__ __forceinline__ void multiply_by_rows(float (&d)[16], const uint32 (&a)[4], uint64 b, bool add);
 
 #define BROADSHEET_16 "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15"
 #define BROADSHEET_32 \
@@ -143,18 +144,18 @@ __device__ __forceinline__ void multiply_by_rows(float (&d)[16], const uint32 (&
                      : "l"(a), "l"(b), "r"((int)add));                                                              \
     }                                                                                                               \
     template <>                                                                                                     \
-    __device__ __forceinline__ void multiply_by_rows<T>(float (&d)[32], const uint32 (&a)[4], uint64 b) {           \
-        asm volatile("wgmma.mma_async.sync.aligned.m64n64k16.f32." TYPE "." TYPE " {" BROADSHEET_32                 \
-                     "}, {%32, %33, %34, %35}, %36, 1, 1, 1, 1;"                                                    \
+    __device__ __forceinline__ void multiply_by_rows<T>(float (&d)[32], const uint32 (&a)[4], uint64 b, bool add) { \
+        asm volatile("{.reg .pred p; setp.ne.b32 p, %37, 0; wgmma.mma_async.sync.aligned.m64n64k16.f32." TYPE       \
+                     "." TYPE " {" BROADSHEET_32 "}, {%32, %33, %34, %35}, %36, p, 1, 1, 1;}"                       \
                      : BROADSHEET_SUMS(d, 0), BROADSHEET_SUMS(d, 8), BROADSHEET_SUMS(d, 16), BROADSHEET_SUMS(d, 24) \
-                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));                                         \
+                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"((int)add));                          \
     }                                                                                                               \
     template <>                                                                                                     \
-    __device__ __forceinline__ void multiply_by_rows<T>(float (&d)[16], const uint32 (&a)[4], uint64 b) {           \
-        asm volatile("wgmma.mma_async.sync.aligned.m64n32k16.f32." TYPE "." TYPE " {" BROADSHEET_16                 \
-                     "}, {%16, %17, %18, %19}, %20, 1, 1, 1, 1;"                                                    \
+    __device__ __forceinline__ void multiply_by_rows<T>(float (&d)[16], const uint32 (&a)[4], uint64 b, bool add) { \
+        asm volatile("{.reg .pred p; setp.ne.b32 p, %21, 0; wgmma.mma_async.sync.aligned.m64n32k16.f32." TYPE       \
+                     "." TYPE " {" BROADSHEET_16 "}, {%16, %17, %18, %19}, %20, p, 1, 1, 1;}"                       \
                      : BROADSHEET_SUMS(d, 0), BROADSHEET_SUMS(d, 8)                                                 \
-                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));                                         \
+                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"((int)add));                          \
     }
 BROADSHEET_ATTENTION(Half, "f16")
 BROADSHEET_ATTENTION(BFloat, "bf16")
