@@ -5,7 +5,8 @@
 The encoder is fine-tuned on half of the training rows. The texts of the other half, without their labels, teach the
 n-grams, and say where the encoder has to be asked. The test rows say how many labels of the chain are the encoder's. An
 engine computes the test texts, repeated, from bytes in host memory; each rate is the median of five turns that
-alternate.
+alternate. For other shares of the test rows, the record also says how many labels would be the encoder's if the chain
+asked about this share: the rows for which the n-grams' two highest scores are closest.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from broadsheet.pipeline.train.teachers import SoftLabels
 
 TURNS = 5
 REPEATED = 10
+SHARES = (0.0, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8)
 
 
 def trained(texts: list[str], labels: Labels, encoder: str, device: str, seed: int) -> tuple[Model, Model]:
@@ -55,6 +57,30 @@ def trained(texts: list[str], labels: Labels, encoder: str, device: str, seed: i
     taught = SoftLabels(models=(teacher,), device=device)
     chain = train(unlabelled, text_column="text", soft_labels=taught, keep_teacher=True, device="cpu", seed=seed).model
     return teacher, chain
+
+
+def labels_kept(chain: Model, texts: Texts, labels: Any, device: str) -> dict[str, float]:
+    """Return the share of labels that are the encoder's, for each of SHARES of texts that the encoder is asked about.
+
+    Parameters
+    ----------
+    chain : Model
+        The chain. Its n-grams alone label the other texts.
+    texts : Texts
+        The test texts.
+    labels : array of str
+        The encoder's labels.
+    device : str
+        "cpu" or "cuda".
+
+    """
+    alone = chain.asking("none")
+    with closing(open_engine(alone, device)) as engine:
+        found = engine.classify(texts, all_scores=True)
+    highest = np.sort(found.all_scores, axis=1)
+    closest_first = np.argsort(highest[:, -1] - highest[:, -2], kind="stable")
+    is_same = (np.array(chain.classes)[found.labels[:, 0]] == labels)[closest_first]
+    return {f"{share}": float(1 - (~is_same[round(share * len(texts)) :]).sum() / len(texts)) for share in SHARES}
 
 
 def compared(teacher: Model, chain: Model, texts: list[str], truth: Labels, device: str) -> dict[str, Any]:
@@ -89,6 +115,7 @@ def compared(teacher: Model, chain: Model, texts: list[str], truth: Labels, devi
         "chain_accuracy": float((labels_of_chain == truth).mean()),
         "same_labels": float((labels_of_encoder == labels_of_chain).mean()),
         "asked": found.asked / len(once),
+        "same_labels_by_share_asked": labels_kept(chain, once, labels_of_encoder, device),
         "tested": len(once),
         **rates,
     }
