@@ -36,7 +36,7 @@ SHAPES = {"ModernBERT-base": (22, 768, 12, 1152), "ModernBERT-large": (28, 1024,
 """Layers, width, heads, and values between the two products of a layer."""
 
 LENGTHS = (64, 512, 2048)
-TOKENS, BATCH_TOKENS, REPEATS = 1 << 19, 1 << 16, 3
+TOKENS, BATCH_TOKENS, REPEATS = 1 << 20, 1 << 16, 3
 ENTRIES = 50_000
 
 
