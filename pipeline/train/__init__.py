@@ -217,12 +217,12 @@ def _fine_tuned(
             "hold more of them out"
         )
     tuning = Tuning.of(len(prepared.fit), request.settings or (), answers.steps is None and answers.labels.ndim == 1)
-    how: dict[str, Any] = {"tuning": tuning, "seed": request.seed, "tell": request.tell}
-    how["device"] = "cuda" if sees_gpu(request.device) else "cpu"
+    options: dict[str, Any] = {"tuning": tuning, "seed": request.seed, "tell": request.tell}
+    options["device"] = "cuda" if sees_gpu(request.device) else "cpu"
     text, fit, held = prepared.data.text, prepared.fit, prepared.held
     # Fine-tune on the training rows, and fit a head, which gives the logits of the held-out rows.
     with interrupts_noted() as stop:
-        tuned = fine_tune(encoder, text, answers, fit, held, **how, stop=stop)
+        tuned = fine_tune(encoder, text, answers, fit, held, **options, stop=stop)
         if stop():
             request.tell(Note(f"interrupted: the model has the encoder of epoch {tuned.about['epoch']}"))
         branch = fit_head(tuned.encoder, text, answers, fit, held, request.tell)
@@ -230,7 +230,7 @@ def _fine_tuned(
         if len(fit) < FEW_ROWS and not stop():
             every, none = np.sort(np.concatenate([fit, held])), held[:0]
             request.tell(Note(f"the encoder now learns all {len(every):,} rows, with those that were held out"))
-            again = fine_tune(encoder, text, answers, every, none, **how, stop=stop)
+            again = fine_tune(encoder, text, answers, every, none, **options, stop=stop)
             if stop():
                 request.tell(Note("interrupted: the model is the one that has not learned the held-out rows"))
             else:

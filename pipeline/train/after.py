@@ -470,8 +470,8 @@ def factors(network: Doubles, branch: Doubles, truth: NDArray[Any], always: bool
         return _BEFORE, _BEFORE
     rows = _BothLogits(network, branch, truth)
     both, alone = rows.fitted(_MOST), rows.fitted(0.0)
-    kept = always or _gain(network, branch, truth) > _CLEAR_GAIN
-    return (float(both[0]), float(both[1])) if kept else (0.0, float(alone[1]))
+    has_network = always or _gain(network, branch, truth) > _CLEAR_GAIN
+    return (float(both[0]), float(both[1])) if has_network else (0.0, float(alone[1]))
 
 
 def _gain(network: Doubles, branch: Doubles, truth: NDArray[Any]) -> float:
@@ -502,8 +502,8 @@ class _BothLogits:
         normaliser = np.logaddexp(0, logits).sum(axis=1) if self._several else logsumexp(logits, axis=1)
         return float((normaliser - (self._target * logits).sum(axis=1)).mean())
 
-    def fitted(self, most: float) -> Doubles:
-        """Return the two factors that fit best. most: the largest factor of the network."""
+    def fitted(self, largest: float) -> Doubles:
+        """Return the two factors that fit best. largest: the largest factor of the network."""
         from scipy.optimize import minimize  # this import takes half a second; a network alone does not need it
 
         def held(both: Any) -> tuple[float, Doubles]:
@@ -513,7 +513,9 @@ class _BothLogits:
             weight = _HOLD / len(off)
             return self.loss(both) + weight * float(away @ away), slopes + 2 * weight * away
 
-        return np.asarray(minimize(held, [min(_BEFORE, most), _BEFORE], jac=True, bounds=[(0, most), (0, _MOST)]).x)
+        return np.asarray(
+            minimize(held, [min(_BEFORE, largest), _BEFORE], jac=True, bounds=[(0, largest), (0, _MOST)]).x
+        )
 
 
 Labels = NDArray[np.int64]
@@ -583,14 +585,17 @@ def compared(right: NDArray[np.bool_], linear: NDArray[np.float64], truth: Label
         The labels of the training rows.
 
     """
-    most = np.bincount(labels).argmax() == truth
+    most_frequent = np.bincount(labels).argmax() == truth
     words = linear.argmax(axis=1) == truth
     unclear = [
         f"{name} ({other.mean():.2%})"
-        for name, other in (("always giving the most frequent class", most), ("a linear model on words", words))
+        for name, other in (
+            ("always giving the most frequent class", most_frequent),
+            ("a linear model on words", words),
+        )
         if not _is_clear(right, other)
     ]
-    return Compared(len(truth), float(right.mean()), float(most.mean()), float(words.mean()), tuple(unclear))
+    return Compared(len(truth), float(right.mean()), float(most_frequent.mean()), float(words.mean()), tuple(unclear))
 
 
 def _is_clear(right: NDArray[np.bool_], other: NDArray[np.bool_]) -> bool:

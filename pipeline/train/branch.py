@@ -319,7 +319,9 @@ def fit_head(
     rows = np.concatenate([fit, held])
     texts, learned = text.rows(rows), answers.rows(fit)
     folds = folds_of(learned.labels, texts.numbered()[: len(fit)])
-    vectors = vectors_of(encoder, *texts, done=lambda done: tell(RowsDone("vectors of texts", done, len(rows))))
+    vectors = vectors_of(
+        encoder, *texts, done=lambda rows_done: tell(RowsDone("vectors of texts", rows_done, len(rows)))
+    )
     (_, weights, bias), chosen = on_vectors(vectors, learned, folds, tell)
     judged = [np.arange(len(fit), len(rows))] if len(held) else folds
     at = np.sort(np.concatenate(judged))
@@ -355,13 +357,13 @@ def on_vectors(
         model and the logits are scaled to the least log loss of the rows in `folds`.
 
     """
-    ours, known, done = np.arange(len(answers.labels)), np.concatenate(folds), count(1)
-    most = len(_BALANCED_STRENGTHS) * len(folds)
+    ours, known, numbers = np.arange(len(answers.labels)), np.concatenate(folds), count(1)
+    fits = len(_BALANCED_STRENGTHS) * len(folds)
     rows = [_VectorFold(vectors, answers, np.setdiff1d(ours, held), held) for held in folds]
     weighing = BranchSettings(0.0)
 
     def fitted() -> None:
-        tell(Fit(next(done), most, "head on vectors"))
+        tell(Fit(next(numbers), fits, "head on vectors"))
 
     best = _best_strength(rows, answers, folds, weighing, _BALANCED_STRENGTHS, fitted)
     whole = _VectorFold(vectors, answers, ours, np.arange(len(vectors)))
@@ -410,10 +412,10 @@ def _chosen(grams: Bags, answers: Answers, folds: list[RowNumbers], strengths: S
     """
     weighing = BranchSettings(0.0)
     tries = len(strengths) + len(_SHARES) + (len(_VECTORS) * len(_AROUND) if grams.pretrained else 0)
-    done = count(1)
+    numbers = count(1)
 
     def fitted() -> None:
-        tell(Fit(next(done), tries * len(folds)))
+        tell(Fit(next(numbers), tries * len(folds)))
 
     rows = _folds(grams, answers, folds, weighing.salience)
     best = _best_strength(rows, answers, folds, weighing, strengths, fitted)

@@ -101,9 +101,9 @@ def corrected(
     unknown = sum(not decision.text for decision, _ in others)
     confirmed = int((decided & ~out & ~changed).sum())
     counts = Corrections(int(changed.sum()), confirmed, int(out.sum()), len(new), unknown)
-    kept = np.flatnonzero(~out)
-    data = _with_rows(replace(data, labels=labels), kept, new, path, symbols, length)
-    decided = np.concatenate([decided[kept], np.ones(len(new), np.bool_)])
+    rows_to_keep = np.flatnonzero(~out)
+    data = _with_rows(replace(data, labels=labels), rows_to_keep, new, path, symbols, length)
+    decided = np.concatenate([decided[rows_to_keep], np.ones(len(new), np.bool_)])
     return data if keep_classes else _without_empty_classes(data), counts, decided
 
 
@@ -122,7 +122,7 @@ def _indices(decisions: Sequence[Decision], classes: tuple[str, ...], path: Path
 
 def _with_rows(
     data: LabelledArticles,
-    kept: NDArray[np.int64],
+    rows_to_keep: NDArray[np.int64],
     new: list[tuple[str, int]],
     path: Path,
     symbols: Alphabet,
@@ -134,7 +134,7 @@ def _with_rows(
     ----------
     data : LabelledArticles
         The articles.
-    kept : int64 [K]
+    rows_to_keep : int64 [K]
         The numbers of the articles to keep.
     new : list of (str, int)
         Text and class of each new article.
@@ -144,14 +144,14 @@ def _with_rows(
     """
     texts = Texts.of([text.encode() for text, _ in new])
     added = TextBuffers(np.asarray(texts.data), np.asarray(texts.offsets))
-    ids = np.concatenate([data.ids[kept], encode(*added, symbols, length).ids])
-    labels = np.concatenate([data.labels[kept], np.array([index for _, index in new], np.int64)])
+    ids = np.concatenate([data.ids[rows_to_keep], encode(*added, symbols, length).ids])
+    labels = np.concatenate([data.labels[rows_to_keep], np.array([index for _, index in new], np.int64)])
     places = data.places
     if places is not None:
         in_file = pa.array([str(path)] * len(new), pa.string()), pa.array(range(len(new)), pa.int64())
         of_new = pa.table(dict(zip(("file", "row"), in_file, strict=True)))
-        places = pa.concat_tables([places.take(pa.array(kept)), of_new], promote_options="default")
-    return replace(data, ids=ids, text=joined([data.text.rows(kept), added]), labels=labels, places=places)
+        places = pa.concat_tables([places.take(pa.array(rows_to_keep)), of_new], promote_options="default")
+    return replace(data, ids=ids, text=joined([data.text.rows(rows_to_keep), added]), labels=labels, places=places)
 
 
 def _without_empty_classes(data: LabelledArticles) -> LabelledArticles:

@@ -266,15 +266,15 @@ class ArticleReader:
 
     def refuse_without_labels(self, source: Any) -> NoReturn:
         """Raise the UsageError for options that name nothing to learn. Its message lists the columns of the source."""
-        how = (self.reading, self.alphabet, self.length)
-        given, selection = chosen_input(source, self.text_columns, *how, keep_all=True)
+        options = (self.reading, self.alphabet, self.length)
+        given, selection = chosen_input(source, self.text_columns, *options, keep_all=True)
         columns = ", ".join(open_input(given, selection, _CHUNK_ROWS).selection.kept)
         raise UsageError(f"there is nothing to learn: --label-column names the column with the classes, of {columns}")
 
     def articles(
         self,
         source: Any,
-        kept: tuple[str, ...],
+        columns: tuple[str, ...],
         wanted: str,
         of_chunk: Callable[[Chunk], T],
         labels: tuple[str, ...] = (),
@@ -286,14 +286,14 @@ class ArticleReader:
         ----------
         source : Any
             Anything that `classify` takes.
-        kept : tuple of str
+        columns : tuple of str
             The columns to read besides the text: those with labels or targets.
         wanted : str
             What these columns hold, for messages about rows without it.
         of_chunk : callable
             Called with each chunk; its results are returned.
         labels : tuple of str
-            Those of the columns in `kept` that hold labels.
+            Those of `columns` that hold labels.
         has_label : callable, optional
             Returns which rows of a chunk have a label, bool [N]; by default all have.
 
@@ -311,12 +311,14 @@ class ArticleReader:
 
         """
         # Open the source with the columns to learn, and identify files by a hash of their content.
-        if both := set(kept) & set(self.text_columns):
+        if both := set(columns) & set(self.text_columns):
             raise UsageError(f"column {min(both)!r} is a label or target, it cannot be the text too")
-        how = (self.reading, self.alphabet, self.length, True)
+        options = (self.reading, self.alphabet, self.length, True)
         ids_of_rows = () if self.id_column is None else (self.id_column,)
-        copied = tuple(dict.fromkeys((*kept, *ids_of_rows)))
-        given, selection = chosen_input(source, self.text_columns, *how, kept=copied, labels=labels, reads=MOST_READ)
+        copied = tuple(dict.fromkeys((*columns, *ids_of_rows)))
+        given, selection = chosen_input(
+            source, self.text_columns, *options, kept=copied, labels=labels, reads=MOST_READ
+        )
         # Read chunk by chunk, and leave out rows without text or label.
         ids, texts, places, others = [], [], [], []
         skipped = blank = without = 0
@@ -392,8 +394,8 @@ def read_labelled(
         # A null text with separators is a row without labels. The labels of a null list are unknown.
         return are_valid(cells) if separator is None else np.ones(len(cells), np.bool_)
 
-    kept = (label_column,)
-    articles, labels = reading.articles(source, kept, "labels", labels_of, kept, has_label)
+    columns = (label_column,)
+    articles, labels = reading.articles(source, columns, "labels", labels_of, columns, has_label)
     # Find the classes, and turn the labels into class indices or sets of classes.
     column = pa.chunked_array(labels, pa.list_(pa.string()) if multi_label else pa.string()).combine_chunks()
     values = column.flatten() if multi_label else column

@@ -276,14 +276,14 @@ def fine_tune(
 
 def _rows_of(encoder: Encoder | TorchEncoder, text: TextBuffers, answers: Answers, rows: RowNumbers) -> _Rows:
     data, offsets = text.rows(rows)
-    most = min(encoder.settings.most, _MOST_TOKENS)
+    most_tokens = min(encoder.settings.most, _MOST_TOKENS)
     texts: list[Any]
     if isinstance(encoder, Encoder):
-        tokens = encoder.tokens.of_texts(data, offsets, most)
+        tokens = encoder.tokens.of_texts(data, offsets, most_tokens)
         texts = np.split(tokens.ids, tokens.ends[1:-1])
     else:
         prompt = encoder.settings.prompt
-        texts = encoder.tokens.encoded([prompt + one for one in strings(data, offsets)], most)
+        texts = encoder.tokens.encoded([prompt + one for one in strings(data, offsets)], most_tokens)
     own = answers.rows(rows)
     shares = own.shares() if own.steps is None else own.steps[:, None]
     labels = shares.argmax(axis=1)
@@ -317,14 +317,14 @@ def _learned(
     if held is not None:
         _tell_costs(run, rows, steps, tell)
     schedule = torch.optim.lr_scheduler.LambdaLR(run.optimizer, _rates(tuning.epochs * steps))
-    best, kept = (-np.inf, -np.inf), None
+    best, chosen = (-np.inf, -np.inf), None
     are_few = held is None or len(rows) < FEW_ROWS
     before = 0 if held is not None else tuning.epochs  # the second run goes on counting epochs
     run.module.train()
     for number in range(1, tuning.epochs + 1):
         # Train on each batch, and report each step.
         losses = []
-        for done, at in enumerate(_batches(rows, tuning.batch_size, rng), start=1):
+        for step, at in enumerate(_batches(rows, tuning.batch_size, rng), start=1):
             loss = run.loss(rows, at)
             run.optimizer.zero_grad()
             loss.backward()  # type: ignore[no-untyped-call]
@@ -334,8 +334,8 @@ def _learned(
             losses.append(float(loss.detach()))
             if not np.isfinite(losses[-1]):
                 remedy = f"try --learning-rate {tuning.learning_rate / 10:g}"
-                raise BroadsheetError(f"fine-tuning diverges in epoch {number}, step {done}: {remedy}")
-            tell(Step(before + number, done, steps, float(np.mean(losses))))
+                raise BroadsheetError(f"fine-tuning diverges in epoch {number}, step {step}: {remedy}")
+            tell(Step(before + number, step, steps, float(np.mean(losses))))
             if stop():
                 break
         # Leave out an epoch that was interrupted. Measure a complete one, and keep its weights if they are the best.
@@ -345,14 +345,14 @@ def _learned(
         history.append(Epoch(before + number, float(np.mean(losses)), share))
         tell(history[-1])
         if are_few or (share, -loss_of_held) > best:
-            best, kept = (share, -loss_of_held), (number, run.module.learned())
+            best, chosen = (share, -loss_of_held), (number, run.module.learned())
         if stop():
             break
     # Say which epoch was chosen, and return its weights, or the unchanged ones if no epoch was completed.
-    if held is not None and kept is not None and not are_few and not stop():
-        tell(Note(f"the encoder is that of epoch {kept[0]}, the best on {len(held):,} held-out rows"))
-    encoder = run.module.encoder if kept is None else kept[1]
-    return Tuned(encoder, tuple(history), asdict(tuning) | {"epoch": kept[0] if kept else 0})
+    if held is not None and chosen is not None and not are_few and not stop():
+        tell(Note(f"the encoder is that of epoch {chosen[0]}, the best on {len(held):,} held-out rows"))
+    encoder = run.module.encoder if chosen is None else chosen[1]
+    return Tuned(encoder, tuple(history), asdict(tuning) | {"epoch": chosen[0] if chosen else 0})
 
 
 def _tell_costs(run: _Run, rows: _Rows, steps: int, tell: Tell) -> None:

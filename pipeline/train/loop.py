@@ -91,7 +91,7 @@ class TrainingRun:
         The seed of every random choice.
     group : ProcessGroup
         The processes that share the run.
-    begun : bool
+    from_model : bool
         Whether all layers but the last come from another model.
     eager : int
         The number of steps on a GPU that launch kernel by kernel, before the run captures CUDA graphs.
@@ -108,7 +108,7 @@ class TrainingRun:
         objective: Objective,
         seed: int,
         group: ProcessGroup,
-        begun: bool = False,
+        from_model: bool = False,
         eager: int = EAGER_CALLS,
     ) -> None:
         self.network, self.recipe, self._objective = network, recipe, objective
@@ -122,7 +122,7 @@ class TrainingRun:
         self._cuda = self._device.type == "cuda"
         self._model = group.wrap(network)
         self._at_once = self._batch if self._cuda else ARTICLES_IN_CACHE
-        self._optimizer = _optimizer(network, recipe, begun)
+        self._optimizer = _optimizer(network, recipe, from_model)
         self._shares = torch.tensor([own["share"] for own in self._optimizer.param_groups], device=self._device)
         self._rates = torch.zeros_like(self._shares)  # on the device, where a replayed graph reads them
         for own, rate in zip(self._optimizer.param_groups, self._rates, strict=True):
@@ -169,18 +169,18 @@ class TrainingRun:
         Random draws depend only on the seed, the process, the epoch and the step. So a checkpoint between two steps
         does not need the state of a random generator.
         """
-        done = self._steps - (number - 1) * self._steps_per_epoch
+        steps_done = self._steps - (number - 1) * self._steps_per_epoch
         in_block = max(_AUGMENTED_AT_ONCE // self._batch, 1)
         self._draw(_PERMUTATION, number)
         order = torch.randperm(len(self._train.ids), device=self._device)
         batches = order[: self._steps_per_epoch * self._batch].view(-1, self._batch)
-        for first in range(done - done % in_block, self._steps_per_epoch, in_block):
+        for first in range(steps_done - steps_done % in_block, self._steps_per_epoch, in_block):
             rows = batches[first : first + in_block, self._group.share(self._batch)]
             self._draw(_AUGMENTATION, number, first, self._group.rank)
             ids, targets, groups, stopped = self._block(rows, stop())
             if stopped:
                 return False
-            for step in range(max(first, done), first + len(rows)):
+            for step in range(max(first, steps_done), first + len(rows)):
                 if self._group.size == 1 and stop():
                     return False
                 self._draw(_DROPOUT, number, step, self._group.rank)
@@ -197,10 +197,10 @@ class TrainingRun:
         """
         ids = augment(self._train.ids[rows.flatten()], self._alphabet, self.recipe)
         groups = self.network.groups(ids).view(len(rows), -1).sum(1)
-        *most, stopped = self._group.most(torch.cat([groups, groups.new_full((1,), stop)])).tolist()
+        *counts, stopped = self._group.most(torch.cat([groups, groups.new_full((1,), stop)])).tolist()
         if self._cuda:
-            most = [rounded(count) for count in most]
-        return ids.view(*rows.shape, -1), self._train.targets[rows], most, bool(stopped)
+            counts = [rounded(count) for count in counts]
+        return ids.view(*rows.shape, -1), self._train.targets[rows], counts, bool(stopped)
 
     def _step(self, ids: Tensor, targets: Tensor, groups: int) -> None:
         torch.mul(self._shares, self._rate(), out=self._rates)
@@ -329,17 +329,17 @@ def _share_of_peak(progress: float, warmup: float) -> float:
     return 0.5 * (1 + math.cos(math.pi * (progress - warmup) / (1 - warmup)))
 
 
-def _optimizer(network: PackedCNN, recipe: Recipe, begun: bool) -> torch.optim.AdamW:
+def _optimizer(network: PackedCNN, recipe: Recipe, from_model: bool) -> torch.optim.AdamW:
     """Return AdamW without weight decay of biases, and with fc1's smaller rate.
 
-    In a step, fc1's weights decay as much as all others. begun: whether all layers but the last come from another
+    In a step, fc1's weights decay as much as all others. from_model: whether all layers but the last come from another
     model. These layers learn more slowly, and decay more slowly too.
     """
     groups: dict[tuple[float, float], list[nn.Parameter]] = {}
     for name, parameter in network.named_parameters():
         slower = recipe.fc1_rate if name == "fc1.weight" else 1.0
         decay = recipe.weight_decay / slower if parameter.ndim > 1 else 0.0
-        share = slower * (recipe.init_rate if begun and not name.startswith("fc3.") else 1.0)
+        share = slower * (recipe.init_rate if from_model and not name.startswith("fc3.") else 1.0)
         groups.setdefault((decay, share), []).append(parameter)
     settings = [{"params": own, "weight_decay": decay, "share": share} for (decay, share), own in groups.items()]
     return torch.optim.AdamW(settings, fused=True)
@@ -486,8 +486,10 @@ def run(
             if name in job.start:
                 parameter.data.copy_(torch.from_numpy(job.start[name].astype(np.float32)))
         # Train it, from a checkpoint if the run is resumed.
-        begun = bool(job.start)
-        loop = TrainingRun(network, *_on(device, examples), job.symbols, recipe, job.objective, job.seed, group, begun)
+        from_model = bool(job.start)
+        loop = TrainingRun(
+            network, *_on(device, examples), job.symbols, recipe, job.objective, job.seed, group, from_model
+        )
         if job.resume:
             loop.go_on_from(Checkpoint.load(saving.path, saving.job) if saving else None)
         on = f"{f'{group.size} × ' if group.size > 1 else ''}{_name(device)}, {'bf16' if mixed else 'fp32'}"

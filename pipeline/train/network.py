@@ -111,11 +111,11 @@ class CharCNN(nn.Module):
 
     def _convolve(self, x: Tensor, weight: Tensor) -> Tensor:
         """Convolve [N, rows, inputs] to [N, rows - kernel + 1, outputs], in the weights' dtype."""
-        kept = weight.dtype
+        dtype = weight.dtype
         weight = F.pad(weight, (0, 0, 0, x.shape[2] - weight.shape[1])).to(self._compute)
         weight = weight[:, :, None].contiguous(memory_format=torch.channels_last)
         rows = x.to(self._compute).transpose(1, 2)[:, :, None]
-        return F.conv2d(rows, weight)[:, :, 0].transpose(1, 2).to(kept)
+        return F.conv2d(rows, weight)[:, :, 0].transpose(1, 2).to(dtype)
 
     def _normalise(self, x: Tensor, name: str) -> Tensor:
         norm = self.get_submodule(name)

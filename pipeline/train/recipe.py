@@ -214,8 +214,10 @@ def ngram_bits(buckets: int | None, classes: int) -> int | None:
         known = f"a power of two from {1 << BITS[0]} to {1 << BITS[1]:,}, or 0"
         raise UsageError(f"{buckets} buckets for n-grams: give {known}")
     if buckets * row > MOST_TABLE_BYTES:
-        most = 1 << ((MOST_TABLE_BYTES // row).bit_length() - 1)
-        raise UsageError(f"{buckets:,} buckets for n-grams are too many for {classes} classes: at most {most:,}")
+        most_buckets = 1 << ((MOST_TABLE_BYTES // row).bit_length() - 1)
+        raise UsageError(
+            f"{buckets:,} buckets for n-grams are too many for {classes} classes: at most {most_buckets:,}"
+        )
     return bits
 
 
@@ -227,9 +229,9 @@ def kinds_for(text: TextBuffers, length: int) -> Kinds:
     continues = (text.data & 0xC0) == 0x80
     before = np.concatenate([[0], np.cumsum(~continues)])
     characters = np.diff(before[text.offsets])
-    most = int(np.quantile(characters, _MOST_TEXTS)) if len(characters) else 0
+    usual_length = int(np.quantile(characters, _MOST_TEXTS)) if len(characters) else 0
     lowest = 2 if len(characters) < _MANY_ROWS else 4
-    return Kinds(2, (lowest, 5), min(max(length, most), MOST_READ))
+    return Kinds(2, (lowest, 5), min(max(length, usual_length), MOST_READ))
 
 
 _LENGTH = 1014

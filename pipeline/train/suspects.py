@@ -181,11 +181,11 @@ def _stacked(log_scores: list[Doubles], truth: Rows, texts: Rows) -> Doubles | N
         return None
     features = np.column_stack(log_scores)
     model = make_pipeline(StandardScaler(), LogisticRegression(max_iter=1000))
-    how: Any = {"cv": GroupKFold(folds, shuffle=True, random_state=0), "groups": texts, "method": "predict_proba"}
+    options: Any = {"cv": GroupKFold(folds, shuffle=True, random_state=0), "groups": texts, "method": "predict_proba"}
     with warnings.catch_warnings():
         # scikit-learn warns if only one fold has a class, and if a fit of many classes stops early.
         warnings.simplefilter("ignore")
-        given = cross_val_predict(model, features, truth, **how)
+        given = cross_val_predict(model, features, truth, **options)
     probable = np.zeros_like(log_scores[0])
     probable[:, there] = given
     return probable

@@ -189,17 +189,17 @@ class SoftLabels:
     def _answers(self, what: str | Path | Model, data: LabelledArticles, known: Rows, tell: Tell | None) -> Doubles:
         phase = f"teacher {os.path.basename(what.name if isinstance(what, Model) else str(what))}"
 
-        def done(rows: int) -> None:
+        def report(rows: int) -> None:
             if tell is not None:
                 tell(RowsDone(phase, rows, len(data)))
 
         if isinstance(what, Model):
-            return _of_model(what, data, self.device, done)
+            return _of_model(what, data, self.device, report)
         texts = [text.tobytes().decode(errors="replace") for text in np.split(data.text.data, data.text.offsets[1:-1])]
         name = str(what)
         if ":" in name and not (name.startswith(HUB) or Path(name).exists()):
-            return _of_function(name, texts, data.classes, done)
-        return _learned(_encoded(name, data.text, texts, self.device, done), data, known)
+            return _of_function(name, texts, data.classes, report)
+        return _learned(_encoded(name, data.text, texts, self.device, report), data, known)
 
 
 def _refuse_without_head(name: str) -> None:
@@ -222,7 +222,7 @@ def _is_ours(what: str | Path | Model) -> bool:
     return path.is_file() or not (":" in str(what) or "/" in str(what))
 
 
-def _of_model(model: Model, data: LabelledArticles, device: str, done: Done) -> Doubles:
+def _of_model(model: Model, data: LabelledArticles, device: str, report: Done) -> Doubles:
     """Return a model's probabilities [N, classes], or its numbers [N, 1]; NaN if it overflows for a text."""
     order = [model.classes.index(name) for name in data.classes]
     parts = []
@@ -231,12 +231,12 @@ def _of_model(model: Model, data: LabelledArticles, device: str, done: Done) -> 
         for first in range(0, len(data), size):
             rows = np.arange(first, min(first + size, len(data)))
             parts.append(answers_of(model, engine.classify(base.Texts(*data.text.rows(rows)), all_scores=True)))
-            done(first + len(rows))
+            report(first + len(rows))
     scores = np.concatenate(parts)
     return scores if model.levels is not None else scores[:, order]
 
 
-def _of_function(name: str, texts: list[str], classes: tuple[str, ...], done: Done) -> Doubles:
+def _of_function(name: str, texts: list[str], classes: tuple[str, ...], report: Done) -> Doubles:
     module, _, function = name.partition(":")
     try:
         teacher: Callable[[list[str]], Any] = getattr(import_module(module), function)
@@ -248,7 +248,7 @@ def _of_function(name: str, texts: list[str], classes: tuple[str, ...], done: Do
     try:
         for at in range(0, len(texts), _BATCH):
             parts.append(np.asarray(teacher(texts[at : at + _BATCH]), np.float64))
-            done(min(at + _BATCH, len(texts)))
+            report(min(at + _BATCH, len(texts)))
     except Exception as error:  # the function may raise anything too
         what = f"the teacher {name} gave no probabilities ({type(error).__name__}: {error})"
         raise UsageError(f"{what}: it takes texts, and returns them") from error
@@ -259,7 +259,7 @@ def _of_function(name: str, texts: list[str], classes: tuple[str, ...], done: Do
     return shares(np.concatenate(parts), f"the teacher {name}")
 
 
-def _encoded(name: str, text: TextBuffers, texts: list[str], device: str, done: Done) -> NDArray[np.float32]:
+def _encoded(name: str, text: TextBuffers, texts: list[str], device: str, report: Done) -> NDArray[np.float32]:
     """Compute the vectors of a sentence encoder, of length one, by our engine if it can.
 
     Parameters
@@ -270,31 +270,31 @@ def _encoded(name: str, text: TextBuffers, texts: list[str], device: str, done: 
         The same texts, as buffers and as strings.
     device : str
         The device on which the encoder computes.
-    done : callable
+    report : callable
         Called now and then with the number of finished texts.
 
     """
     vectors, refused = None, ""
     if name.startswith(HUB) or Path(name).is_dir():
         try:
-            vectors = vectors_of(load_encoder(name), *text, device, done)
+            vectors = vectors_of(load_encoder(name), *text, device, report)
         except ModelError as error:
             refused = f"{error.message}; "
     if vectors is None:
-        vectors = _by_sentence_transformers(name, texts, device, refused, done)
+        vectors = _by_sentence_transformers(name, texts, device, refused, report)
     if not np.isfinite(vectors).all():
         raise UsageError(f"the vectors of {name} are not all finite: name another teacher")
     return vectors
 
 
 def _by_sentence_transformers(
-    name: str, texts: list[str], device: str, refused: str, done: Done
+    name: str, texts: list[str], device: str, refused: str, report: Done
 ) -> NDArray[np.float32]:
     """Compute the vectors of a sentence encoder, of length one, by sentence-transformers.
 
     Parameters
     ----------
-    name, texts, device, done
+    name, texts, device, report
         See `_encoded`.
     refused : str
         The reason why our engine cannot compute them, for messages.
@@ -313,7 +313,7 @@ def _by_sentence_transformers(
     parts = []
     for at in range(0, len(texts), _BATCH):
         parts.append(encoder.encode(texts[at : at + _BATCH], normalize_embeddings=True, show_progress_bar=False))
-        done(min(at + _BATCH, len(texts)))
+        report(min(at + _BATCH, len(texts)))
     return np.concatenate(parts)
 
 
@@ -425,7 +425,7 @@ def read_taught(
 
     """
     # Read the articles, their labels and the columns with probabilities.
-    kept = tuple(dict.fromkeys((*([label_column] if label_column else []), *soft_columns)))
+    columns = tuple(dict.fromkeys((*([label_column] if label_column else []), *soft_columns)))
 
     def labels_of(chunk: Chunk) -> tuple[pa.Array, pa.Table]:
         nothing = pa.nulls(len(chunk.rows), pa.string())
@@ -435,7 +435,7 @@ def read_taught(
         return labels, chunk.rows.select(list(soft_columns))
 
     label_columns = (label_column,) if label_column else ()
-    articles, of_chunks = reading.articles(source, kept, "text", labels_of, labels=label_columns)
+    articles, of_chunks = reading.articles(source, columns, "text", labels_of, labels=label_columns)
     labels, soft = zip(*of_chunks, strict=True)
     label = pa.chunked_array(labels, pa.string()).combine_chunks()
     # Find the classes, and turn labels and columns into class indices and probabilities.

@@ -184,7 +184,7 @@ def _distilled(encoder: Path, device: str, tell: Callable[[Told], None]) -> Path
     def begins(folder: Path) -> None:
         tell(Note(f"{what}, for the first time: a few minutes of a CPU core. They are kept in {folder}"))
 
-    return static_folder(encoder, device, begins, lambda done, most: tell(RowsDone(what, done, most)))
+    return static_folder(encoder, device, begins, lambda tokens_done, tokens: tell(RowsDone(what, tokens_done, tokens)))
 
 
 @contextmanager
