@@ -125,6 +125,9 @@ class Bags(NamedTuple):
 class Branch(NamedTuple):
     """The result of `fit_branch`, or of `fit_head`.
 
+    The fields are of three groups: the model (`ngrams` or `encoder`, with `bias`); its evaluation on rows that it was
+    not fitted to (`rows`, `logits`, `plain`); and how it was fitted (`settings`, `vectors`, `has_learned_held`).
+
     Attributes
     ----------
     ngrams : NGrams, optional

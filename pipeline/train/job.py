@@ -47,6 +47,9 @@ class Examples:
 class TrainingJob:
     """The settings of a run. A job is small, and can be sent to another process.
 
+    The fields are of four groups: the network (`classes` to `frame`, and `start`); how it is trained (`recipe`,
+    `objective`, `seed`); where (`device`, `precision`); and its checkpoints (`checkpoint`, `every`, `resume`).
+
     Attributes
     ----------
     classes : tuple of str

@@ -33,6 +33,10 @@ ALPHABETS = {"with-space": WITH_SPACE, "published": PUBLISHED}
 class Recipe:
     """The settings of a training run. The shipped model was trained with the defaults.
 
+    The settings are of three groups: steps and weights (`epochs` to `average`); regularisation (`label_smoothing`,
+    `dropout`, `input_dropout`); and augmentation, which changes each article anew in every epoch (`dropped_words` to
+    `cut`).
+
     Attributes
     ----------
     epochs : int
