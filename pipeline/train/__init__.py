@@ -1,7 +1,11 @@
-"""Training: labelled articles in, a `Model` out. The network needs PyTorch (the extra `train-network`), n-grams do not.
+"""Training: makes a `Model` from labelled articles.
 
-In stages: `data.py` (articles, encoded, and those held out), `branch.py` (the n-grams beside the network), `job.py`
-(the network's run: `loop.py` minimises what `objective.py` says), `after.py` (from weights to a model and its card).
+The network needs PyTorch (the extra `train-network`); n-grams do not. The stages:
+
+1. `data.py` reads and encodes the articles; some of them are held out. With soft labels, `teachers.py` reads them.
+2. `branch.py` fits the n-grams beside the network, or a head on an encoder, which `fine_tune.py` may train before.
+3. `job.py` describes the run of the network: `loop.py` minimises a loss of `objective.py`.
+4. `after.py` makes a model of the weights, with its card.
 """
 
 from __future__ import annotations
@@ -62,7 +66,8 @@ __all__ = [
 CHECKPOINT = ".checkpoint"
 _HELD_OUT = 0.05
 _HELD_OUT_OF_TUNED, _LEAST_HELD_OUT = 0.1, 4
-_HELD_OUT_OF_TAUGHT = 0.2  # a teacher that learned from labels tells them on: rows in turn would be no measure
+# Rows that are held out in turn would not measure a student: its teacher has learned their labels, and passes them on.
+_HELD_OUT_OF_TAUGHT = 0.2
 
 
 @dataclass(frozen=True)
@@ -72,17 +77,19 @@ class Trained:
     Attributes
     ----------
     model : Model
-        The averaged weights, rounded to the dtype they are stored in; its card says how they were trained.
+        The model. Its weights are the averaged weights, rounded to the dtype in which they are stored. Its card says
+        how they were trained.
     history : tuple of Epoch
-        Number, training loss and held-out accuracy of each epoch; none where only the n-grams were fitted.
+        Number, training loss and held-out accuracy of each epoch; empty if neither a network nor an encoder was
+        trained.
     compared : Compared, optional
-        The accuracy on held-out rows beside that of two simple models, where there are such rows. Where their labels
-        are a teacher's it is agreement with these.
+        The accuracy on held-out rows, and that of two simple models, if there are such rows. If a teacher labelled
+        these rows, it is the agreement with the teacher.
     compared_columns : dict of str to Compared
-        Of several label columns, by the name of each, in place of `compared`.
+        The same for each of several label columns, by the name of the column, instead of `compared`.
     suspects : pyarrow.Table, optional
-        With ``suspects=True``: the rows whose label, `truth`, is probably wrong, and which is probably right, `label`.
-        The models that say so were not fitted to these rows.
+        With ``suspects=True``: the rows whose label, `truth`, is probably wrong, with the class that is probably right,
+        `label`. The models that decide this were not fitted to these rows.
 
     """
 
@@ -95,38 +102,40 @@ class Trained:
 
 @TRAIN.takes(TrainKeywords)
 def train(source: Any, **options: Unpack[TrainKeywords]) -> Trained:
-    """Train the network, and n-grams beside it, or a head on an encoder, on every labelled article of `source`.
+    """Train a network with n-grams beside it, or a head on an encoder, on every labelled article of `source`.
 
-    The n-grams are fitted first, as a linear model whose settings are chosen by cross-validation. Then the network is
-    trained, unless that would take hours: without a GPU only where `recipe` or ``ngrams=0`` asks for it. The sum of
-    their logits is weighted to fit the held-out rows best.
+    The n-grams are fitted first, as a linear model whose settings cross-validation chooses. Then the network is
+    trained. Without a GPU that would take hours, so it is trained there only if an option asks for it, such as
+    `recipe` or ``ngrams=0``. The model's logits are a weighted sum of both, with the weights that fit the held-out rows
+    best.
 
-    The model gets the activation scales that int8 needs, found on up to 2,048 of the articles it was trained on, and
-    the temperature at which its scores fit the held-out rows best, where there are 100 or more.
+    A model with a network gets the activation scales that int8 needs, from up to 2,048 articles of its training rows.
+    If at least 100 rows are held out, at once or in turn, the model gets the temperature at which its scores fit these
+    rows best.
 
     Parameters
     ----------
     source : str, path, Paths, list of str, pandas, Arrow or Dask object
         Anything that `classify` takes.
     **options
-        What is learned, and how.
+        What the model learns, and how.
 
     Returns
     -------
     Trained
-        The model, the history of the run, and what its accuracy compares with.
+        The model, the history of the run, and the comparison with simple models.
 
     Raises
     ------
     UsageError
         For an option out of range, a network without PyTorch, a missing column, an unknown label, fewer than two
-        classes, or a checkpoint that is missing, of another run, or there already without `resume`.
+        classes, or a checkpoint that is missing, that is of another run, or that exists already without `resume`.
     SourceError
         For a file that cannot be read.
     BroadsheetError
-        If training diverges, or one of several processes is lost.
+        If training diverges, or if one of several processes is lost.
     KeyboardInterrupt
-        If Ctrl-C or SIGTERM stopped the run, after its checkpoint was written. A second one does not wait for that.
+        If Ctrl-C or SIGTERM stopped the run, after it wrote its checkpoint. A second interrupt does not wait for that.
 
     Examples
     --------
@@ -135,6 +144,7 @@ def train(source: Any, **options: Unpack[TrainKeywords]) -> Trained:
     ('Business', 'Sports')
 
     """
+    # Decide what to train: a network, n-grams alone, or an encoder; and check that the packages for it are there.
     request = TrainRequest(**options)
     begin = beginning(request.init, request.alphabet, request.length, request.frame)
     without = request.learns_numbers or request.keep_teacher or request.encoder is not None
@@ -142,6 +152,7 @@ def train(source: Any, **options: Unpack[TrainKeywords]) -> Trained:
     encoder = None if request.encoder is None else load_encoder(request.encoder)
     if request.fine_tune or not alone:
         need_pytorch("fine-tuning" if request.fine_tune else "the network")
+    # Read the rows, hold some out, and report repeated texts.
     share, history, tuning = request.hold_out_share, tuple[Epoch, ...](), dict[str, Any]()
     if share is None and request.fine_tune:
         share = _HELD_OUT_OF_TUNED
@@ -155,6 +166,7 @@ def train(source: Any, **options: Unpack[TrainKeywords]) -> Trained:
     repeated, tested = copies(data.text, prepared.tested.text if prepared.tested else None)
     for line in (*repeated.lines(), *tested.test_lines()):
         request.tell(Note(line))
+    # Fit the head of an encoder, or the n-grams; then train the network.
     if encoder is not None:
         request.tell(Note(f"{request.encoder} makes a vector of each text, and to these a head is fitted"))
         answers = _answers(request, prepared)
@@ -168,6 +180,7 @@ def train(source: Any, **options: Unpack[TrainKeywords]) -> Trained:
     outcome = without_network(job) if alone else _train_network(request, job, prepared)
     if alone and not without:
         request.tell(Note("the model has n-grams only; to train a network too without a GPU, set the epochs"))
+    # Make a model of both, with its card; with a kept teacher, a chain.
     card = {**(request.about or {}), **repeated.about(), COLUMNS_CARD: _columns(request)}
     if request.encoder is not None:
         card["encoder"] = str(request.encoder)
@@ -189,11 +202,13 @@ def train(source: Any, **options: Unpack[TrainKeywords]) -> Trained:
 def _fine_tuned(
     encoder: Encoder | TorchEncoder, answers: Answers, request: TrainRequest, prepared: TrainingData
 ) -> tuple[Branch, tuple[Epoch, ...], dict[str, Any]]:
-    """An encoder that has learned the rows, with a head; the epochs, and what the card says of them.
+    """Fine-tune an encoder and fit a head. Returns the branch, the epochs, and what the card says about them.
 
-    Few rows are learned twice: first without the held-out ones, which then say how good such a model is, and again
-    with them, since a tenth more of few rows makes a model better. Raises UsageError for too few held-out rows.
+    With few rows, there are two runs: the first one without the held-out rows, which then measure how good such a model
+    is, and the second one with them, since a tenth more rows makes a model of few rows better. Raises UsageError for
+    too few held-out rows.
     """
+    # Choose the settings.
     from .fine_tune import FEW_ROWS, Tuning, fine_tune
 
     if len(prepared.held) < _LEAST_HELD_OUT:
@@ -202,18 +217,20 @@ def _fine_tuned(
             "hold more of them out"
         )
     tuning = Tuning.of(len(prepared.fit), request.settings or (), answers.steps is None and answers.labels.ndim == 1)
-    how: dict[str, Any] = {"tuning": tuning, "seed": request.seed, "tell": request.tell}
-    how["device"] = "cuda" if sees_gpu(request.device) else "cpu"
+    options: dict[str, Any] = {"tuning": tuning, "seed": request.seed, "tell": request.tell}
+    options["device"] = "cuda" if sees_gpu(request.device) else "cpu"
     text, fit, held = prepared.data.text, prepared.fit, prepared.held
+    # Fine-tune on the training rows, and fit a head, which gives the logits of the held-out rows.
     with interrupts_noted() as stop:
-        tuned = fine_tune(encoder, text, answers, fit, held, **how, stop=stop)
+        tuned = fine_tune(encoder, text, answers, fit, held, **options, stop=stop)
         if stop():
             request.tell(Note(f"interrupted: the model has the encoder of epoch {tuned.about['epoch']}"))
         branch = fit_head(tuned.encoder, text, answers, fit, held, request.tell)
+        # With few rows, fine-tune again on all of them. The logits remain those of the first encoder.
         if len(fit) < FEW_ROWS and not stop():
             every, none = np.sort(np.concatenate([fit, held])), held[:0]
             request.tell(Note(f"the encoder now learns all {len(every):,} rows, with those that were held out"))
-            again = fine_tune(encoder, text, answers, every, none, **how, stop=stop)
+            again = fine_tune(encoder, text, answers, every, none, **options, stop=stop)
             if stop():
                 request.tell(Note("interrupted: the model is the one that has not learned the held-out rows"))
             else:
@@ -223,14 +240,17 @@ def _fine_tuned(
 
 
 def _columns(request: TrainRequest) -> dict[str, Any]:
-    """The columns that the model learned from, as its card has them."""
+    """Return the columns that the model learned from, for its card."""
     labels = request.label_column or ((request.target_column,) if request.target_column else ())
     joined = {} if request.join is None else {"join": request.join}
     return {"text": list(request.text_column or ("text",)), "label": list(labels), **joined}
 
 
 def _chain(first: Model, request: TrainRequest, prepared: TrainingData) -> Model:
-    """The n-grams, and the teacher that is asked where they are not sure, by the held-out rows."""
+    """Make a chain of the n-grams and the teacher, which answers if the n-grams are not sure.
+
+    The held-out rows determine how sure they must be.
+    """
     assert prepared.answers is not None
     encoder, held = request.soft_labels.encoder, prepared.held
     with opened([first], request.device) as (engine,):
@@ -240,7 +260,7 @@ def _chain(first: Model, request: TrainRequest, prepared: TrainingData) -> Model
 
 
 def _job_of(request: TrainRequest, begin: Beginning, prepared: TrainingData) -> TrainingJob:
-    """The run of the network."""
+    """Return the job of the network's run."""
     data = prepared.data
     recipe = request.recipe or recipe_for(len(prepared.fit), request.settings)
     of_columns = [(column.labels[prepared.fit], len(data.classes[column.part])) for column in data.columns]
@@ -266,7 +286,7 @@ def _job_of(request: TrainRequest, begin: Beginning, prepared: TrainingData) -> 
 
 
 def _answers(request: TrainRequest, prepared: TrainingData) -> Answers:
-    """What linear models learn of all rows."""
+    """Return what linear models learn of all rows."""
     data = prepared.data
     answers = Answers.of(data.labels, len(data.classes), request.balanced, data.heads)
     if data.levels is not None and data.numbers is not None:
@@ -277,12 +297,12 @@ def _answers(request: TrainRequest, prepared: TrainingData) -> Answers:
 
 
 def _fit_ngrams(request: TrainRequest, prepared: TrainingData, length: int, bits: int) -> Branch:
-    """The branch of n-grams, in 2^bits buckets, beside a network that reads `length` characters."""
+    """Fit the branch of n-grams, in 2^bits buckets, beside a network that reads `length` characters."""
     data, answers = prepared.data, _answers(request, prepared)
     kinds = kinds_for(data.text, length)
     named = chosen_vectors(request.vectors, len(prepared.fit))
     known = read_vectors(named, data.text, request.device, request.tell) if named else None
-    in_one_process = request.client is None and (request.gpus or 1) == 1  # of several, the GPUs are for them
+    in_one_process = request.client is None and (request.gpus or 1) == 1  # several processes need the GPUs themselves
     on_gpu = in_one_process and fits_on_gpu(request.device)
     learned, settings = (data.text, answers, prepared.fit, prepared.held), (kinds, bits, request.balanced, known)
     with threadpool_limits(free_cores(), "blas"):
@@ -304,7 +324,7 @@ def _fit_ngrams(request: TrainRequest, prepared: TrainingData, length: int, bits
 
 
 def _train_network(request: TrainRequest, job: TrainingJob, prepared: TrainingData) -> Outcome:
-    """Run a job: on a cluster, in several processes, or here."""
+    """Run a job on a cluster, in several processes, or in this process."""
     data, tell = prepared.data, request.tell
     targets = data.labels if prepared.targets is None else prepared.targets
     examples = Examples(data.ids, targets, prepared.fit, prepared.held)
@@ -332,15 +352,16 @@ class _Given(NamedTuple):
     data : LabelledArticles
         The rows.
     taught : Taught or None
-        The same rows, where a teacher or columns give soft labels; teachers have answered nothing yet.
+        The same rows with their soft labels, if there are teachers or columns for these. The teachers have not answered
+        yet.
     symbols : Alphabet
         The alphabet of the model.
     read : callable
         Reads other rows, with the same classes.
     odd : tuple of Odd
-        What is odd in them.
+        The oddities of the rows.
     decided : bool [N], optional
-        Of which rows a person has decided what the label is.
+        The rows whose label a person has decided.
 
     """
 
@@ -353,7 +374,8 @@ class _Given(NamedTuple):
 
 
 def _given(source: Any, request: TrainRequest, begin: Beginning) -> _Given:
-    """Read the rows to learn, and report what is odd in them. Errors are those of `train`."""
+    """Read the rows to learn, and report what is odd in them. Raises the errors of `train`."""
+    # Prepare to read articles with the alphabet, the options and the label map.
     try:
         symbols = Alphabet(begin.alphabet)
     except ValueError as error:
@@ -373,12 +395,14 @@ def _given(source: Any, request: TrainRequest, begin: Beginning) -> _Given:
         classes = names if like is None else like.classes
         return read_labelled(rows, reading, label_column or "", classes, request.multi_label, request.label_separator)
 
+    # Read the source, and apply corrections.
     taught = None if soft is None else soft.read(source, reading, label_column, names)
     data, decided = labelled(source) if taught is None else taught.data, None
     if request.corrections is not None:
         of_new = Path(request.corrections), symbols, begin.length, names is not None
         data, corrections, decided = corrected(data, *of_new)
         request.tell(Note(corrections.line(Path(request.corrections))))
+    # Report how class numbers were read, and what is odd.
     if data.numbers_from is not None:
         request.tell(Note(class_numbers_line(data.numbers_from, data.classes)))
     leaves_out = any(classes_of[label] == "" for label in reading.matched)
@@ -388,12 +412,13 @@ def _given(source: Any, request: TrainRequest, begin: Beginning) -> _Given:
 
 
 def _read(source: Any, request: TrainRequest, begin: Beginning, hold_out_share: float) -> TrainingData:
-    """Read `source`, and the rows to test on, and hold rows out. Errors are those of `train`."""
+    """Read `source` and the test rows, and hold rows out. Raises the errors of `train`."""
     given = _given(source, request, begin)
     data, taught, soft = given.data, given.taught, request.soft_labels
     learned: dict[str, Any] = {}
     if given.decided is not None:
         learned["decided"] = given.decided
+    # Hold rows out. With soft labels, only labelled rows are held out, and teachers answer after that.
     if taught is None or soft is None:
         fit, held = hold_out(strata(data.labels), hold_out_share, data.text.numbered())
     else:
@@ -411,6 +436,7 @@ def _read(source: Any, request: TrainRequest, begin: Beginning, hold_out_share: 
         if data.levels is None:
             right = taught.right(held)
             learned |= {"targets": taught.targets(soft.share, held), "sure": taught.sure(), "taught_right": right}
+    # Refuse rows that all have the same text, and read the test rows.
     if len(np.unique(data.text.numbered()[fit])) < 2:
         raise UsageError("all rows that are trained on have the same text: give two texts or more")
     tested = None if request.test is None else given.read(request.test)
@@ -419,25 +445,25 @@ def _read(source: Any, request: TrainRequest, begin: Beginning, hold_out_share: 
 
 @TRAIN.takes(TrainKeywords)
 def odd_rows(source: Any, **options: Unpack[TrainKeywords]) -> tuple[Odd, ...]:
-    """Say what is odd in labelled rows, without training anything.
+    """Find what is odd in labelled rows, without training a model.
 
     Parameters
     ----------
     source : str, path, Paths, list of str, pandas, Arrow or Dask object
         Anything that `classify` takes.
     **options
-        As of `train`.
+        The options of `train`.
 
     Returns
     -------
     tuple of Odd
-        Rows that are left out, since they have no label or no text; labels of `map_labels` that no row has; classes
-        that look like spellings of one; texts with different labels; and classes of few rows.
+        Rows that are left out because they have no label or no text; labels of `map_labels` that no row has; classes
+        that look like spellings of one class; texts with different labels; and classes with few rows.
 
     Raises
     ------
     UsageError
-        As `train` does for what it reads.
+        If `train` would raise it while it reads the rows.
     SourceError
         For a file that cannot be read.
 

@@ -1,7 +1,7 @@
-"""The last stage of `train`: from weights to a model with its card, accuracies, scales, temperature or thresholds.
+"""The last stage of `train`: makes a model of the trained weights, with a card, scales, and temperature or thresholds.
 
-How much the network counts, and how much the branch of n-grams, in the sum of their logits; what the accuracy of the
-model is compared with on the same rows, and whether it is clearly better.
+This stage also finds the factors of the network and of the branch of n-grams in the sum of their logits, and compares
+the accuracy of the model with that of simple models on the same rows.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ if TYPE_CHECKING:
 
 
 SURE_CARD = "score of 0.9 or more"
-"""The key of a card under which it says how many rows have one, and how many of these are labelled right."""
+"""A key of the card. Its value is the number of rows with such a score, and how many of them are labelled right."""
 
 AGREEMENT_CARD = "held_out_agreement"
-"""The key of a card under which it has the share of held-out rows that get the label of the teacher, where these have
-no labels of their own."""
+"""A key of the card. Its value is the share of held-out rows that get the label of the teacher, if it has labelled
+them."""
 
 _LEAST_SPREAD = 0.05
 """The least spread of a model of numbers, in steps."""
@@ -57,14 +57,30 @@ _LEAST_SPREAD = 0.05
 def model_of(
     parts: Parts, about: Mapping[str, Any], find_suspects: bool
 ) -> tuple[Model, dict[str, Compared], pa.Table | None]:
-    """The finished model: the weights rounded to `dtype`, a card, the scales for int8, and a temperature or thresholds.
+    """Make the finished model: weights rounded to the dtype of `parts`, card, int8 scales, temperature or thresholds.
 
-    Its accuracy and temperature come from rows that nothing was fitted to: the held-out ones, or if there are none and
-    the network was not trained, those that the branch held out in turn. With it comes what that accuracy compares with,
-    where each text has one label, by the name of the head, or ""; and of one column of labels, those that are probably
-    wrong.
+    The accuracy and the temperature come from rows that nothing was fitted to: the held-out rows; or, if the network
+    was not trained, the rows of the branch, which cross-validation held out in turn if no rows are held out.
 
-    about: what else the card says. find_suspects: whether to look for these.
+    Parameters
+    ----------
+    parts : Parts
+        The network and the branch.
+    about : mapping
+        Further entries of the card.
+    find_suspects : bool
+        Whether to find the rows whose label is probably wrong.
+
+    Returns
+    -------
+    Model
+        The model.
+    dict of str to Compared
+        The comparison with simple models, by the name of the head, or ""; empty for several labels per text and for
+        numbers.
+    Table or None
+        The rows whose label is probably wrong, if there is one column with one label for each text.
+
     """
     prepared, card = parts.prepared, parts.card(about)
     if prepared.data.levels is not None:
@@ -82,7 +98,7 @@ def model_of(
 
 
 def _model_of_heads(parts: Parts, card: dict[str, Any]) -> tuple[Model, dict[str, Compared]]:
-    """A model with several heads. The logits of each head are divided by a temperature of its own."""
+    """Make a model with several heads. The logits of each head are divided by a temperature of its own."""
     prepared, rows, data = parts.prepared, parts.rows, parts.prepared.data
     tested = None if prepared.tested is None else (prepared.tested, parts.logits_of(prepared.tested))
     if len(rows):
@@ -108,7 +124,8 @@ def _model_of_heads(parts: Parts, card: dict[str, Any]) -> tuple[Model, dict[str
 
 
 def _one_label_model(parts: Parts, card: dict[str, Any]) -> tuple[Model, dict[str, Compared]]:
-    """A model that gives one label, with a temperature."""
+    """Make a model that returns one label, with a temperature."""
+    # Measure the accuracy on rows that nothing was fitted to, and compare it with that of simple models.
     prepared, branch, rows, logits = parts.prepared, parts.branch, parts.rows, parts.logits
     data = prepared.data
     truth = data.labels[rows]
@@ -120,6 +137,7 @@ def _one_label_model(parts: Parts, card: dict[str, Any]) -> tuple[Model, dict[st
         linear = plain(data, prepared.fit, rows) if branch is None else branch.plain
         against = {"": compared(right, linear, truth, data.labels[prepared.fit])}
         card["compared with"] = against[""].about()
+    # Fit the temperature, and say how good the scores are.
     if len(rows) >= LEAST_ROWS:
         temperature = fitted(logits, truth)
         if temperature is not None:
@@ -127,10 +145,12 @@ def _one_label_model(parts: Parts, card: dict[str, Any]) -> tuple[Model, dict[st
     if len(rows):
         sure = probabilities(logits, temperature or 1.0).max(axis=1) >= 0.9
         card[SURE_CARD] = {"rows": int(sure.sum()), "agree" if taught else "right": int(right[sure].sum())}
+    # Fit the margin of the cascade, if the model has both parts.
     if parts.beside is not None:
         cascade = fitted_cascade(logits, parts.beside, truth, AGREEMENT)
         figures = compare(logits, parts.beside, truth, cascade, temperature or 1.0)
         card[cascades.CARD] = figures_on_card(figures, len(rows), taught)
+    # Measure the accuracy on the test rows.
     if prepared.tested is not None:
         right = parts.logits_of(prepared.tested).argmax(axis=1) == prepared.tested.labels
         card["test"] = prepared.tested.about() | _measured("accuracy", right)
@@ -138,13 +158,16 @@ def _one_label_model(parts: Parts, card: dict[str, Any]) -> tuple[Model, dict[st
 
 
 def _measured(name: str, right: NDArray[np.bool_]) -> dict[str, Any]:
-    """The share of rows that are right as a card has it, and its 95 % confidence interval. right: of N rows, [N]."""
+    """Return the share of rows that are right, and its 95 % confidence interval, for a card. right: bool [N]."""
     low, high = wilson(int(right.sum()), len(right))
     return {name: round(float(right.mean()), 6), f"{name} interval": [round(low, 6), round(high, 6)]}
 
 
 def _multi_label_model(parts: Parts, card: dict[str, Any]) -> Model:
-    """A model that gives several labels, with the thresholds of the best F1 on the rows that nothing was fitted to."""
+    """Make a model that returns several labels.
+
+    Its thresholds have the best F1 on the rows that nothing was fitted to.
+    """
     data = parts.prepared.data
     truth = data.labels[parts.rows]
     thresholds = (DEFAULT_THRESHOLD,) * len(data.classes)
@@ -165,8 +188,9 @@ def _multi_label_model(parts: Parts, card: dict[str, Any]) -> Model:
 
 
 def _number_model(parts: Parts, card: dict[str, Any], levels: Levels) -> Model:
-    """A model of numbers, with the spread of true numbers around those that it gives to rows that nothing was fitted
-    to.
+    """Make a model of numbers.
+
+    Its spread is that of the true numbers around its numbers, on the rows that nothing was fitted to.
     """
     data, branch, rows = parts.prepared.data, parts.branch, parts.rows
     assert branch is not None
@@ -179,40 +203,44 @@ def _number_model(parts: Parts, card: dict[str, Any], levels: Levels) -> Model:
     card["compared with"] = {"linear model on words": NumberFigures.of(plain_, true).about(), "median": always.about()}
     if (tested := parts.prepared.tested) is not None:
         assert tested.numbers is not None
-        steps = parts.logits_of(tested)[:, 0] + 0.5  # of the lowest level the logit is the number less a half
+        steps = parts.logits_of(tested)[:, 0] + 0.5  # the logit of the lowest level is the number minus 0.5, in steps
         card["test"] = tested.about() | NumberFigures.of(levels.numbers(steps, count), tested.numbers).about()
     spread = max(figures.root_mean_square_error / levels.step, _LEAST_SPREAD)
     return parts.model(card, levels=msgspec.structs.replace(levels, spread=spread))
 
 
 class Parts:
-    """The network and the branch of a run, each with its factor; one may be missing.
+    """The network and the branch of a run, each with its factor. One of them may be missing.
+
+    The stages: the constructor computes the logits of both parts, and fits their factors; `card` describes the run;
+    `sharpen` divides the logits by temperatures; `logits_of` predicts test rows; `model` makes the model.
 
     Parameters
     ----------
     outcome : Outcome
-        What the run left.
+        The outcome of the run.
     job : TrainingJob
-        How the run went.
+        The settings of the run.
     prepared : TrainingData
         The rows.
     dtype : str
         The type of the tensors in the model, such as "float16".
     branch : Branch or None
-        The n-grams, if they were fitted.
+        The n-grams, or the encoder with a head, if they were fitted.
     keep_network : bool
-        Keep the network also where the rows are not likelier with it.
+        Whether to keep the network even if the rows are not clearly likelier with it.
 
     Attributes
     ----------
     branch : Branch or None
         The branch, scaled by its factor.
     rows : int64 [N]
-        Numbers of the rows that nothing was fitted to.
+        The numbers of the rows that nothing was fitted to.
     logits : float64 [N, classes]
-        The sum of both parts, of these rows.
+        The sum of both parts' logits for these rows.
     beside : float32 [N, classes], or None
-        What the n-grams add to them, where there are both parts, and enough rows to fit a margin.
+        The n-grams' logits for these rows, without the bias. None if a part is missing, if there are too few rows to
+        fit the margin of a cascade, or if there are heads.
 
     """
 
@@ -225,6 +253,7 @@ class Parts:
         branch: Branch | None,
         keep_network: bool,
     ) -> None:
+        # Compute the network's logits of the rows that nothing was fitted to, with the rounded weights.
         self.job, self.prepared, self.branch, self._on = job, prepared, branch, outcome.on
         self._recipe = job.recipe.to_dict() if outcome.is_trained else None
         self._network = _network(job) if outcome.is_trained else None
@@ -234,7 +263,8 @@ class Parts:
         if self._network is not None and len(self.rows):
             self._network.load_tensors({name: tensor.astype(dtype) for name, tensor in weights.items()})
             self.logits = _logits(self._network, data, self.rows)
-        self._factors: tuple[Any, Any] = (1.0, 0.0)  # with heads of each class
+        # Fit the factors of both parts, and scale the parts by them. A network with the factor 0 is left out.
+        self._factors: tuple[Any, Any] = (1.0, 0.0)  # with heads, two arrays [classes]
         self.beside = None
         if branch is not None:
             ours = branch.logits if len(self.rows) else self.logits
@@ -252,13 +282,14 @@ class Parts:
             self._factors = factor, its
             if np.any(factor) and len(self.rows) >= LEAST_ROWS and data.heads is None:
                 self.beside = (its * (ours - branch.bias)).astype(np.float32)
+        # Choose the rows on which the scales for int8 are found.
         self._tensors = {name: tensor.astype(dtype) for name, tensor in weights.items()}
         self._has_network = len(weights) > 1
         count = SCALE_ROWS if self._has_network else 0
         self._sample = np.random.default_rng(0).permutation(prepared.fit)[:count]
 
     def card(self, about: Mapping[str, Any]) -> dict[str, Any]:
-        """The card that says how the model was trained."""
+        """Return the card, which says how the model was trained. about: its first entries."""
         held = len(self.prepared.held)
         crossed = {} if held or not len(self.rows) else {"cross_validated_rows": len(self.rows)}
         card = {
@@ -291,7 +322,7 @@ class Parts:
         self.branch = self.branch and _scaled(self.branch, factor)
 
     def logits_of(self, data: LabelledArticles) -> NDArray[np.float64]:
-        """The logits of other articles, [N, classes]."""
+        """Compute the logits of other articles, [N, classes]."""
         logits = np.tile(self._tensors[BIAS].astype(np.float64), (len(data), 1))
         if self._has_network and self._network is not None:
             self._network.load_tensors(self._tensors)
@@ -306,20 +337,20 @@ class Parts:
         cascade: Cascade | None = None,
         levels: Levels | None = None,
     ) -> Model:
-        """The model, with its scales for int8, and by what the rows that it has learned are recognised.
+        """Make the model, with its scales for int8, and with the hashes of the texts that it has learned.
 
         Parameters
         ----------
         card : dict
             The model's card.
         temperature : float
-            Of the scores.
+            The temperature of the scores.
         thresholds : tuple of float, optional
-            Of each class, where a text may have several labels.
+            The threshold of each class, if a text may have several labels.
         cascade : Cascade, optional
-            About which texts the network is asked.
+            The rule that chooses the texts that the network reads.
         levels : Levels, optional
-            Of a model of numbers.
+            The levels of a model of numbers.
 
         """
         data, branch = self.prepared.data, self.branch
@@ -339,7 +370,7 @@ class Parts:
 
 
 def _scaled(branch: Branch, factor: Any) -> Branch:
-    """factor: of all classes, or of each, [classes]."""
+    """Scale the n-grams of a branch. factor: a number for all classes, or one for each class, [classes]."""
     assert branch.ngrams is not None
     scale = branch.ngrams.scale * np.asarray(factor, np.float32)
     return branch._replace(ngrams=replace(branch.ngrams, scale=scale))
@@ -348,18 +379,20 @@ def _scaled(branch: Branch, factor: Any) -> Branch:
 def _factors_of(
     data: LabelledArticles, rows: Labels, network: Doubles, branch: Doubles, always: bool
 ) -> tuple[Any, Any]:
-    """What `factors` finds; with heads, for each head by itself, and repeated for each class, [classes].
+    """Return the factors of the network and of the branch.
+
+    With heads, each head has its own factors, repeated for each of its classes: two arrays [classes].
 
     Parameters
     ----------
     data : LabelledArticles
         The articles.
     rows : int64 [N]
-        Numbers of the rows that nothing was fitted to.
+        The numbers of the rows that nothing was fitted to.
     network, branch : float64 [N, classes]
         The logits of both parts.
     always : bool
-        As of `factors`.
+        See `factors`.
 
     """
     if data.heads is None:
@@ -385,13 +418,13 @@ def _f1(
 
 
 def _network(job: TrainingJob) -> PackedCNN:
-    """A network whose weights are yet to be loaded, on the device that predicts."""
+    """Return a network on the device that predicts. Its weights are loaded later."""
     import torch
 
     from .packed import PackedCNN
 
     device = torch.device("cuda" if torch.cuda.is_available() and job.device != "cpu" else "cpu")
-    with torch.random.fork_rng(devices=[]):  # initial weights are drawn, and then replaced
+    with torch.random.fork_rng(devices=[]):  # the initial weights are drawn without changing PyTorch's generator
         return PackedCNN(job.layers, job.frame).to(device)
 
 
@@ -406,33 +439,46 @@ def _logits(network: PackedCNN, data: LabelledArticles, rows: NDArray[np.int64])
 
 Doubles = NDArray[np.float64]
 
-_BEFORE = 0.5  # the average of two models
-_HOLD = 4.0  # rows' worth
+_BEFORE = 0.5  # the factors to which the fit is pulled: those of the average of two models
+_HOLD = 4.0  # the pull weighs as much as this many rows
 _MOST = 20.0
-_CLEAR_GAIN = 2.0  # of the log likelihood of all rows, each by factors that were fitted to others
+_CLEAR_GAIN = 2.0  # the least gain in log likelihood for which the network is kept
 _HALVES = 2
 
 
 def factors(network: Doubles, branch: Doubles, truth: NDArray[Any], always: bool = False) -> tuple[float, float]:
-    """The factors of the network's logits and the branch's, [N, classes], with which their sum fits the true classes
-    best.
+    """Return the factors of the network's and the branch's logits with which their sum fits the true classes best.
 
-    truth: class indices [N], of a softmax; or bool [N, classes], of sigmoids. The mean cross-entropy of N rows that
-    neither was fitted to is least; no factor is below 0. Few rows say little: they move the factors less from one half.
+    The factors minimise the mean cross-entropy of N rows that neither part was fitted to. No factor is below 0. With
+    few rows, the factors stay closer to one half.
 
-    The network's is 0 where the rows are not clearly likelier with it than with the branch alone, unless `always`. (How
-    many of them are right says less: of 976 rows, five are noise where their likelihood is not.)
+    The network's factor is 0 if the rows are not clearly likelier with the network than with the branch alone. (The
+    number of right rows would be a worse criterion: among 976 rows, a difference of five right rows was noise, while
+    the difference in likelihood was not.)
+
+    Parameters
+    ----------
+    network, branch : float64 [N, classes]
+        The logits of both parts.
+    truth : int64 [N], or bool [N, classes]
+        Class indices, for a softmax; or which classes each row has, for sigmoids.
+    always : bool
+        Whether to keep the network even if the rows are not clearly likelier with it.
+
     """
     if len(truth) < _HALVES:
         return _BEFORE, _BEFORE
     rows = _BothLogits(network, branch, truth)
     both, alone = rows.fitted(_MOST), rows.fitted(0.0)
-    kept = always or _gain(network, branch, truth) > _CLEAR_GAIN
-    return (float(both[0]), float(both[1])) if kept else (0.0, float(alone[1]))
+    has_network = always or _gain(network, branch, truth) > _CLEAR_GAIN
+    return (float(both[0]), float(both[1])) if has_network else (0.0, float(alone[1]))
 
 
 def _gain(network: Doubles, branch: Doubles, truth: NDArray[Any]) -> float:
-    """How much larger the log likelihood of all rows is with the network, each half by factors fitted to the other."""
+    """Return how much larger the log likelihood of all rows is with the network than without it.
+
+    The log likelihood of each half of the rows is that with factors fitted to the other half.
+    """
     gain = 0.0
     for half in range(_HALVES):
         others = np.arange(len(truth)) % _HALVES == half
@@ -451,14 +497,14 @@ class _BothLogits:
         return np.asarray(both[0] * self._parts[0] + both[1] * self._parts[1])
 
     def loss(self, both: Doubles) -> float:
-        """The mean cross-entropy; of sigmoids, added up over the classes."""
+        """Return the mean cross-entropy; for sigmoids, the sum over the classes."""
         logits = self._logits(both)
         normaliser = np.logaddexp(0, logits).sum(axis=1) if self._several else logsumexp(logits, axis=1)
         return float((normaliser - (self._target * logits).sum(axis=1)).mean())
 
-    def fitted(self, most: float) -> Doubles:
-        """The two factors that fit best. most: the largest that the network's may be."""
-        from scipy.optimize import minimize  # half a second, which a network alone does not need
+    def fitted(self, largest: float) -> Doubles:
+        """Return the two factors that fit best. largest: the largest factor of the network."""
+        from scipy.optimize import minimize  # this import takes half a second; a network alone does not need it
 
         def held(both: Any) -> tuple[float, Doubles]:
             logits, away = self._logits(both), np.asarray(both) - _BEFORE
@@ -467,29 +513,31 @@ class _BothLogits:
             weight = _HOLD / len(off)
             return self.loss(both) + weight * float(away @ away), slopes + 2 * weight * away
 
-        return np.asarray(minimize(held, [min(_BEFORE, most), _BEFORE], jac=True, bounds=[(0, most), (0, _MOST)]).x)
+        return np.asarray(
+            minimize(held, [min(_BEFORE, largest), _BEFORE], jac=True, bounds=[(0, largest), (0, _MOST)]).x
+        )
 
 
 Labels = NDArray[np.int64]
-_CLEARLY = 1.0  # standard errors
+_CLEARLY = 1.0  # the least clear difference, in standard errors
 
 
 @dataclass(frozen=True)
 class Compared:
-    """Accuracies on the same held-out rows.
+    """The accuracies of the model and of two simple models on the same held-out rows.
 
     Attributes
     ----------
     rows : int
-        How many rows.
+        The number of rows.
     model : float
-        The share that the model labels right.
+        The share of rows that the model labels right.
     most_frequent : float
-        The share that is right when every row gets the most frequent class.
+        The share of rows that are right if every row gets the most frequent class.
     linear : float
-        The share that a plain linear model on words labels right.
+        The share of rows that a plain linear model on words labels right.
     unclear : tuple of str
-        What the model is not clearly better than.
+        The simple models than which the model is not clearly better.
 
     """
 
@@ -500,12 +548,12 @@ class Compared:
     unclear: tuple[str, ...]
 
     def about(self) -> dict[str, Any]:
-        """The figures as a model's card has them."""
+        """Return the figures for a model's card."""
         others = {"most frequent class": self.most_frequent, "linear model on words": self.linear}
         return {"rows": self.rows, **{name: round(share, 6) for name, share in others.items()}}
 
     def lines(self) -> list[str]:
-        """For the user: the figures, and a warning where the model is not clearly better."""
+        """Return messages for the user: the figures, and a warning if the model is not clearly better."""
         frequent = f"on the same {self.rows:,} rows: always the most frequent class {self.most_frequent:.2%}"
         lines = [f"{frequent}, a plain linear model on words {self.linear:.2%}"]
         if self.unclear:
@@ -515,7 +563,7 @@ class Compared:
 
 
 def plain(data: LabelledArticles, fit: Labels, held: Labels) -> NDArray[np.float64]:
-    """The logits of a plain linear model on words, fitted to the rows `fit`, for the rows `held`."""
+    """Return the logits of the rows `held` by a plain linear model on words, which is fitted to the rows `fit`."""
     rows = np.concatenate([fit, held])
     ours = np.arange(len(fit), len(rows))
     answers = Answers.of(data.labels[rows], len(data.classes), heads=data.heads)
@@ -523,21 +571,37 @@ def plain(data: LabelledArticles, fit: Labels, held: Labels) -> NDArray[np.float
 
 
 def compared(right: NDArray[np.bool_], linear: NDArray[np.float64], truth: Labels, labels: Labels) -> Compared:
-    """Compare a model that is `right` about some rows whose labels are `truth`.
+    """Compare a model with two simple models on N held-out rows.
 
-    linear: the logits of a linear model for them. labels: those of the training rows.
+    Parameters
+    ----------
+    right : bool [N]
+        Which rows the model labels right.
+    linear : float64 [N, classes]
+        The logits of a plain linear model.
+    truth : int64 [N]
+        The labels of the rows.
+    labels : int64 [M]
+        The labels of the training rows.
+
     """
-    most = np.bincount(labels).argmax() == truth
+    most_frequent = np.bincount(labels).argmax() == truth
     words = linear.argmax(axis=1) == truth
     unclear = [
         f"{name} ({other.mean():.2%})"
-        for name, other in (("always giving the most frequent class", most), ("a linear model on words", words))
+        for name, other in (
+            ("always giving the most frequent class", most_frequent),
+            ("a linear model on words", words),
+        )
         if not _is_clear(right, other)
     ]
-    return Compared(len(truth), float(right.mean()), float(most.mean()), float(words.mean()), tuple(unclear))
+    return Compared(len(truth), float(right.mean()), float(most_frequent.mean()), float(words.mean()), tuple(unclear))
 
 
 def _is_clear(right: NDArray[np.bool_], other: NDArray[np.bool_]) -> bool:
-    """By McNemar's test, which looks at the rows that one of the two has right and the other wrong."""
+    """Return whether a model is clearly better than another.
+
+    McNemar's test decides, which only counts the rows that one of the two models labels right and the other wrong.
+    """
     ours, its = int((right & ~other).sum()), int((other & ~right).sum())
     return bool(ours - its > _CLEARLY * np.sqrt(ours + its))

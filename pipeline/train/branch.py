@@ -1,12 +1,16 @@
-"""Fitting the branch of n-grams: a linear classifier on TF-IDF, whose settings are chosen by cross-validation; or in
-their place one on an encoder's vectors.
+"""Fits the branch of n-grams: a linear classifier on TF-IDF, whose settings are chosen by cross-validation.
 
-Importance is the inverse document frequency, times the root of how much an n-gram says about the classes: the mean,
-over the rows' classes, of the absolute log ratio of its frequency within the class and outside it, as in Wang and
-Manning, "Baselines and Bigrams" (2012), but one factor for all classes. Frequencies are smoothed by one more occurrence
-of the n-gram, shared out among the classes as the rows are. (The largest ratio instead of the mean, and one more
-occurrence in each class, as is usual, let a rare class make all n-grams seem to say much: on 18 sets with 500 rows that
-was 0.8 points worse on average, and 3.4 with 23 classes of which some have few rows.)
+It also fits the head of an encoder, a linear classifier on the encoder's vectors, which replaces the n-grams.
+
+The importance of an n-gram is its inverse document frequency, times the square root of its salience. The salience says
+how much the n-gram tells about the classes: it is the mean, over the classes of the rows, of the absolute log ratio of
+the n-gram's frequency within the class to that outside it. The ratio is that of Wang and Manning, "Baselines and
+Bigrams" (2012), but there is one factor for all classes. Frequencies are smoothed by one more occurrence of the n-gram,
+which the classes share in proportion to their rows.
+
+The usual choices are the largest ratio instead of the mean, and one more occurrence in each class. With them, a rare
+class makes all n-grams seem salient: on 18 sets with 500 rows they were 0.8 points worse on average, and 3.4 points
+worse on a set with 23 classes, some of which have few rows.
 """
 
 from __future__ import annotations
@@ -35,29 +39,29 @@ from .progress import Fit, RowsDone, Tell
 from .vectors import WordVectors
 
 _STRENGTHS = (10.0 ** np.arange(-1.5, -5.6, -0.5)).tolist()
-_BALANCED_STRENGTHS = (10.0 ** np.arange(0, -5.6, -0.5)).tolist()  # few rows that weigh much need a larger penalty
+_BALANCED_STRENGTHS = (10.0 ** np.arange(0, -5.6, -0.5)).tolist()  # few rows with large weights need a larger penalty
 _SHARES = (0.35, 0.65)
 _VECTORS = (0.25, 0.5, 1.0)
-_AROUND = (10**0.5, 1.0, 10**-0.5)  # of the strength without vectors, those that are tried with them
-_FOLDS = ((2_000, 5), (10_000, 3))  # up to so many rows, so many folds
-_SAYS_NOTHING = 1e-9  # of the classes: what is left of a log ratio of one by rounding
+_AROUND = (10**0.5, 1.0, 10**-0.5)  # factors of the best strength without vectors, which are tried with vectors
+_FOLDS = ((2_000, 5), (10_000, 3))  # pairs of a largest number of rows, and a number of folds
+_SAYS_NOTHING = 1e-9  # a salience up to this is zero, apart from rounding
 _BLOCK = 512  # texts whose n-grams are found at once
 
 
 @dataclass(frozen=True)
 class BranchSettings:
-    """How the branch is fitted.
+    """The settings with which the branch is fitted.
 
     Attributes
     ----------
     strength : float
-        Of the penalty.
+        The strength of the penalty.
     salience : float
-        The power of what n-grams say about classes.
+        The exponent of the n-grams' salience.
     words : float
-        The share of n-grams of words; the rest is that of n-grams of characters.
+        The share of n-grams of words. The rest is the share of n-grams of characters.
     vectors : float
-        The average length of a text's mean word vector, where its n-grams have length one.
+        The average length of a text's mean word vector, relative to that of its n-grams, which is one.
 
     """
 
@@ -68,7 +72,7 @@ class BranchSettings:
 
 
 _PLAIN_BITS = 18
-_PLAIN_STRENGTH = 1.0  # of the rows, each: as C=1 of scikit-learn's LinearSVC
+_PLAIN_STRENGTH = 1.0  # is divided by the number of rows; the same as C=1 of scikit-learn's LinearSVC
 
 
 class Pretrained(NamedTuple):
@@ -77,11 +81,11 @@ class Pretrained(NamedTuple):
     Attributes
     ----------
     columns : int64 [W]
-        Which of the used buckets have a vector.
+        The columns of the used buckets that have a vector.
     vectors : float32 [W, d]
-        The vectors, without what those of the texts' words have in common, weighed by the inverse document frequency.
+        The vectors, less the mean vector of the texts' words, and weighted by the inverse document frequency.
     sums : float64 [N, d]
-        The sums over the words of N texts.
+        The sum of the vectors of the words of each of N texts.
 
     """
 
@@ -96,13 +100,13 @@ class Bags(NamedTuple):
     Attributes
     ----------
     words, letters : sparse [N, used buckets]
-        How often each bucket counts, of n-grams of words and of characters.
+        The counts of n-grams of words, and of n-grams of characters, in each bucket.
     buckets : uint32 [used buckets]
-        Which buckets are used, ascending.
+        The numbers of the used buckets, ascending.
     pretrained : Pretrained, optional
-        Vectors of their words.
+        The vectors of the words.
     on_gpu : bool
-        Whether a fit to many of them runs on a GPU.
+        Whether a fit to many texts runs on a GPU.
 
     """
 
@@ -113,7 +117,7 @@ class Bags(NamedTuple):
     on_gpu: bool = False
 
     def rows(self, rows: NDArray[np.int64]) -> Bags:
-        """The n-grams of some texts."""
+        """Return the n-grams of the texts with the given row numbers."""
         known = self.pretrained and self.pretrained._replace(sums=self.pretrained.sums[rows])
         return self._replace(words=self.words[rows], letters=self.letters[rows], pretrained=known)
 
@@ -121,26 +125,30 @@ class Bags(NamedTuple):
 class Branch(NamedTuple):
     """The result of `fit_branch`, or of `fit_head`.
 
+    The fields are of three groups: the model (`ngrams` or `encoder`, with `bias`); its evaluation on rows that it was
+    not fitted to (`rows`, `logits`, `plain`); and how it was fitted (`settings`, `vectors`, `has_learned_held`).
+
     Attributes
     ----------
     ngrams : NGrams, optional
-        The n-grams; what they and `bias` give a text are its logits.
+        The n-grams. A text's logits are what its n-grams add up to, plus `bias`.
     bias : float64 [classes]
         The bias.
     settings : BranchSettings
         The chosen settings.
     rows : int64 [M]
-        Row numbers.
+        The numbers of the rows that have logits.
     logits : float64 [M, classes], or [M, 1]
-        Logits of each of these by a fit to other rows; or a number in steps.
+        The logits of each of these rows, by a model that was fitted to other rows; or a number in steps.
     plain : float64 [M, classes], or [M, 1]
         The same by a plain linear model on words, to compare with.
     vectors : WordVectors, optional
-        Word vectors that were tried.
+        The word vectors that were tried.
     encoder : Encoder or TorchEncoder, optional
-        An encoder with a head in place of n-grams.
+        An encoder with a head, which replaces the n-grams.
     has_learned_held : bool
-        Whether the encoder has learned the held-out rows too, after another one had given their logits.
+        Whether the encoder has also learned the held-out rows. Their logits are those of an earlier encoder, which had
+        not.
 
     """
 
@@ -155,20 +163,23 @@ class Branch(NamedTuple):
     has_learned_held: bool = False
 
     def logits_of(self, text: TextBuffers) -> Floats:
-        """The logits of other texts but for the bias, [N, classes]."""
+        """Compute the logits of other texts, without the bias, [N, classes]."""
         if self.encoder is None:
             assert self.ngrams is not None
             return np.asarray(scores(*text, self.ngrams), np.float64)
         return np.asarray(vectors_of(self.encoder, *text) @ self.encoder.weights["last"], np.float64)
 
     def about(self) -> dict[str, Any]:
-        """Its settings as a model's card has them."""
+        """Return the settings for a model's card."""
         if self.encoder is not None:
             return {"strength": self.settings.strength}
         return asdict(self.settings) | ({"word vectors": self.vectors.about} if self.vectors else {})
 
     def share_right(self, labels: Labels, part: slice = slice(None)) -> float:
-        """Of `rows` with a label, the share for which that is right; of several labels, of all that could be given."""
+        """Return the share of `rows` with a label that are right.
+
+        With several labels per text, the share is that of all pairs of a row and a class. part: the classes of a head.
+        """
         truth, logits = labels[self.rows], self.logits[:, part]
         right = (logits >= 0) == truth if truth.ndim > 1 else (logits.argmax(axis=1) == truth)[truth != NO_TRUTH]
         return float(right.mean())
@@ -177,20 +188,20 @@ class Branch(NamedTuple):
 def bags(
     data: NDArray[np.uint8], offsets: NDArray[np.int64], kinds: Kinds, bits: int, vectors: WordVectors | None = None
 ) -> Bags:
-    """The n-grams of N texts.
+    """Count the n-grams of N texts.
 
     Parameters
     ----------
     data : uint8 [bytes]
-        UTF-8.
+        The texts in UTF-8.
     offsets : int64 [N + 1]
         Text i is ``data[offsets[i]:offsets[i + 1]]``.
     kinds : Kinds
-        Which n-grams.
+        The kinds of n-grams.
     bits : int
         The number of buckets is 2 to this power.
     vectors : WordVectors, optional
-        Vectors whose buckets count as used.
+        Vectors, whose buckets count as used.
 
     """
     of_kinds: list[list[sp.csr_array]] = [[], []]
@@ -209,7 +220,7 @@ def bags(
     counts = bags_of.words[:, columns]
     weights = _idf(np.bincount(counts.indices, minlength=len(at)), len(offsets) - 1)
     often = weights * np.asarray(counts.sum(axis=0)).ravel()
-    common = often @ of_words / max(1.0, often.sum())  # to all words, which says nothing about a text
+    common = often @ of_words / max(1.0, often.sum())  # the mean vector of all words says nothing about one text
     weighed = (of_words - common) * weights[:, None]
     return bags_of._replace(pretrained=Pretrained(columns, weighed.astype(np.float32), counts @ weighed))
 
@@ -236,35 +247,36 @@ def fit_branch(
 ) -> Branch:
     """Fit the branch to the rows `fit` of labelled texts.
 
-    Its settings are chosen on rows that were held out of these in turn, or if there are more than 10,000, on a fifth of
-    them; its logits are scaled so that the log loss of rows that it was not fitted to is least: `held`, or if there are
-    none, those on which the settings were chosen.
+    Cross-validation on these rows chooses the settings; with more than 10,000 rows, a single fifth of them does. The
+    logits are then scaled to the least log loss of the rows that were held out in cross-validation.
 
     Parameters
     ----------
     text : TextBuffers
         All texts.
     answers : Answers
-        Their labels.
+        The labels of the texts.
     fit : int64 [M]
-        Numbers of the rows to fit to.
+        The numbers of the rows to fit to.
     held : int64 [K]
-        Numbers of the rows that are held out.
+        The numbers of the rows that are held out.
     kinds : Kinds
-        Which n-grams.
+        The kinds of n-grams.
     bits : int
         The number of buckets is 2 to this power.
     balanced : bool
-        Every class weighs the same, in the fit and in the choice. (In the fit alone it was 3.2 points of macro-F1 worse
-        on average over eight sets with 500 rows, every other class a tenth of its rows.)
+        Whether every class weighs the same, in the fits and in the choice of the settings. (If only the fits were
+        balanced, macro-F1 was 3.2 points worse on average, over eight sets with 500 rows, in which every other class
+        was reduced to a tenth of its rows.)
     vectors : WordVectors, optional
         Word vectors to try.
     tell : callable
         Called after each fit.
     on_gpu : bool
-        As of `Bags`.
+        See `Bags`.
 
     """
+    # Choose the settings by cross-validation on the rows to fit to.
     grams = bags(*text.rows(np.concatenate([fit, held])), kinds, bits, vectors)._replace(on_gpu=on_gpu)
     ours, others = np.arange(len(fit)), np.arange(len(fit), len(fit) + len(held))
     learned = answers.rows(fit)
@@ -273,10 +285,12 @@ def fit_branch(
     strengths = _BALANCED_STRENGTHS if balanced else _STRENGTHS
     _, settings, logits = _chosen(grams.rows(ours), learned, folds, strengths, tell)
     sharpness = learned.rows(known).log_loss(logits[known])[1]
+    # Fit to all of these rows, and predict the held-out ones.
     rows = _Fold(grams, learned, ours, others, settings.salience)
     rows.weigh(settings)
     given = sharpness * rows.fit(settings.strength)
     of_used, bias = (sharpness * part for part in rows.weights())
+    # Make a table of n-grams from the weights.
     weights, all_importance = np.zeros((1 << bits, answers.classes)), np.zeros(1 << bits)
     if answers.steps is not None:
         of_used, bias = of_levels(of_used, answers.classes, True), of_levels(bias, answers.classes, False)
@@ -284,6 +298,7 @@ def fit_branch(
     ngrams = NGrams.of_weights(kinds, weights, all_importance)
     shares = np.sqrt([[settings.words], [1 - settings.words]]).astype(np.float32)
     ngrams = replace(ngrams, scale=ngrams.scale * shares)
+    # Return the logits of the held-out rows, or those of cross-validation if no rows are held out.
     if len(held):
         plain = plain_logits(grams, answers.rows(np.concatenate([fit, held])), [others])[others]
         return Branch(ngrams, bias, settings, held, given, plain, vectors)
@@ -299,15 +314,17 @@ def fit_head(
     Parameters
     ----------
     encoder : Encoder or TorchEncoder
-        Without a last product.
+        An encoder without a last product.
     text, answers, fit, held, tell
-        As of `fit_branch`.
+        See `fit_branch`.
 
     """
     rows = np.concatenate([fit, held])
     texts, learned = text.rows(rows), answers.rows(fit)
     folds = folds_of(learned.labels, texts.numbered()[: len(fit)])
-    vectors = vectors_of(encoder, *texts, done=lambda done: tell(RowsDone("vectors of texts", done, len(rows))))
+    vectors = vectors_of(
+        encoder, *texts, done=lambda rows_done: tell(RowsDone("vectors of texts", rows_done, len(rows)))
+    )
     (_, weights, bias), chosen = on_vectors(vectors, learned, folds, tell)
     judged = [np.arange(len(fit), len(rows))] if len(held) else folds
     at = np.sort(np.concatenate(judged))
@@ -321,33 +338,35 @@ def fit_head(
 def on_vectors(
     vectors: Singles, answers: Answers, folds: list[RowNumbers], tell: Tell = lambda what: None
 ) -> tuple[Fitted, Tried]:
-    """Fit a linear model to the first of N vectors, with a strength that is chosen by cross-validation.
+    """Fit a linear model to the first M of N vectors. Cross-validation chooses the strength of the penalty.
 
     Parameters
     ----------
     vectors : float32 [N, values]
         The vectors, of length one.
     answers : Answers
-        Of the first M, to which it is fitted.
+        The labels of the first M vectors, to which the model is fitted.
     folds : list of RowNumbers
-        Which of these are held out in turn.
+        The rows among these that are held out in turn.
     tell : callable
         Called after each fit.
 
     Returns
     -------
-    Fitted, Tried
-        The model, and the logits of all N, those of rows in `folds` by fits to others. Both are scaled so that the log
-        loss of these rows is least.
+    Fitted
+        The model.
+    Tried
+        The logits of all N vectors. The logits of rows in `folds` come from models that were fitted to other rows. The
+        model and the logits are scaled to the least log loss of the rows in `folds`.
 
     """
-    ours, known, done = np.arange(len(answers.labels)), np.concatenate(folds), count(1)
-    most = len(_BALANCED_STRENGTHS) * len(folds)
+    ours, known, numbers = np.arange(len(answers.labels)), np.concatenate(folds), count(1)
+    fits = len(_BALANCED_STRENGTHS) * len(folds)
     rows = [_VectorFold(vectors, answers, np.setdiff1d(ours, held), held) for held in folds]
     weighing = BranchSettings(0.0)
 
     def fitted() -> None:
-        tell(Fit(next(done), most, "head on vectors"))
+        tell(Fit(next(numbers), fits, "head on vectors"))
 
     best = _best_strength(rows, answers, folds, weighing, _BALANCED_STRENGTHS, fitted)
     whole = _VectorFold(vectors, answers, ours, np.arange(len(vectors)))
@@ -359,16 +378,16 @@ def on_vectors(
 
 
 class Tried(NamedTuple):
-    """Settings, and how good they are.
+    """Settings that were tried, and how good they are.
 
     Attributes
     ----------
     loss : float
-        The log loss of rows that they were not fitted to.
+        The log loss of held-out rows.
     settings : BranchSettings
         The settings.
     logits : float64 [N, columns]
-        The logits of these rows.
+        The logits of the held-out rows.
 
     """
 
@@ -378,28 +397,28 @@ class Tried(NamedTuple):
 
 
 def _chosen(grams: Bags, answers: Answers, folds: list[RowNumbers], strengths: Sequence[float], tell: Tell) -> Tried:
-    """The settings with the least loss.
+    """Choose the settings with the least loss: first the strength, then the share of words, then that of vectors.
 
     Parameters
     ----------
     grams : Bags
         The n-grams of the rows to fit to.
     answers : Answers
-        Their labels.
+        The labels of these rows.
     folds : list of RowNumbers
-        Numbers of the rows that are held out in turn.
+        The numbers of the rows that are held out in turn.
     strengths : sequence of float
-        Strengths of the penalty, descending.
+        The strengths of the penalty, descending.
     tell : callable
         Called after each fit.
 
     """
     weighing = BranchSettings(0.0)
     tries = len(strengths) + len(_SHARES) + (len(_VECTORS) * len(_AROUND) if grams.pretrained else 0)
-    done = count(1)
+    numbers = count(1)
 
     def fitted() -> None:
-        tell(Fit(next(done), tries * len(folds)))
+        tell(Fit(next(numbers), tries * len(folds)))
 
     rows = _folds(grams, answers, folds, weighing.salience)
     best = _best_strength(rows, answers, folds, weighing, strengths, fitted)
@@ -409,7 +428,8 @@ def _chosen(grams: Bags, answers: Answers, folds: list[RowNumbers], strengths: S
         best = min(best, tried, key=attrgetter("loss"))
     for length in _VECTORS if grams.pretrained else ():
         weighing = replace(best.settings, vectors=length)
-        # None larger than without vectors: where labels are noise, that alone would be better.
+        # No strength is above the largest one without vectors. If the labels are noise, a larger penalty would seem
+        # better by itself, and the vectors with it.
         around = [min(best.settings.strength * factor, strengths[0]) for factor in _AROUND]
         tried = _best_strength(rows, answers, folds, weighing, around, fitted)
         if tried.loss >= best.loss:
@@ -431,20 +451,20 @@ def _best_strength(
     strengths: Sequence[float],
     fitted: Callable[[], None] = lambda: None,
 ) -> Tried:
-    """The best of descending strengths, given up where the loss is larger twice.
+    """Choose the best of descending strengths. Stop as soon as the two last losses are larger than the best one.
 
     Parameters
     ----------
     rows : sequence of _Fold or _VectorFold
-        For each fold the rows to fit to.
+        The rows to fit to, for each fold.
     answers : Answers
         The labels of all rows.
     folds : list of RowNumbers
-        Numbers of the rows that are held out in turn.
+        The numbers of the rows that are held out in turn.
     weighing : BranchSettings
         The other settings.
     strengths : sequence of float
-        Strengths of the penalty, descending.
+        The strengths of the penalty, descending.
     fitted : callable
         Called after each fit.
 
@@ -467,7 +487,7 @@ def _best_strength(
 
 
 def plain_logits(grams: Bags, answers: Answers, folds: list[RowNumbers]) -> Floats:
-    """The logits of the rows of `folds`, by a plain linear model on words, fitted to the other rows."""
+    """Return the logits of the rows of `folds`, by plain linear models on words that are fitted to the other rows."""
     plain = BranchSettings(0.0, salience=0.0, words=1.0)
     alike = Answers.of(answers.labels, answers.classes, heads=answers.heads)
     alike = alike._replace(steps=answers.steps, absolute=answers.absolute)
@@ -476,14 +496,15 @@ def plain_logits(grams: Bags, answers: Answers, folds: list[RowNumbers]) -> Floa
 
 
 def plain_on_words(text: TextBuffers, answers: Answers, folds: list[RowNumbers]) -> Floats:
-    """The same of texts whose n-grams are yet to be found."""
+    """Return the same as `plain_logits` for texts whose n-grams are not counted yet."""
     return plain_logits(bags(*text, Kinds(2, (0, 0), 1014), _PLAIN_BITS), answers, folds)
 
 
 def folds_of(labels: Labels, texts: NDArray[np.int64]) -> list[RowNumbers]:
-    """Rows that are held out in turn, a like share of the texts of each class; of many rows a fifth, once.
+    """Return the rows to hold out in turn: folds with equal shares of the texts of each class.
 
-    texts: as of `hold_out`; rows of one text are in one fold.
+    With more than 10,000 rows, there is only one fold, with a fifth of them. texts: a number for each row's text; see
+    `hold_out`. Rows with the same text are in the same fold.
     """
     count = next((folds for rows, folds in _FOLDS if len(labels) <= rows), 1)
     _, first, of_row = np.unique(texts, return_index=True, return_inverse=True)
@@ -495,7 +516,7 @@ def folds_of(labels: Labels, texts: NDArray[np.int64]) -> list[RowNumbers]:
 
 
 class _VectorFold:
-    """As `_Fold`, by vectors of the rows."""
+    """Rows to fit to, and other rows whose logits are wanted, as in `_Fold`, but with vectors instead of n-grams."""
 
     def __init__(self, vectors: Singles, answers: Answers, rows: RowNumbers, others: RowNumbers) -> None:
         ours, its, self._others = vectors[rows], answers.rows(rows), vectors[others]
@@ -508,17 +529,20 @@ class _VectorFold:
             self._fitter = NewtonFitter(design, design.T, truth, its.weights[:, None].astype(np.float32))
 
     def weigh(self, settings: BranchSettings) -> None:
-        """Vectors are as they are."""
+        """Do nothing: vectors have no weights."""
 
     def fit(self, strength: float) -> Floats:
-        """Fit to the rows; the logits of the others."""
+        """Fit to the rows, and return the logits of the other rows."""
         solved = self._fitter.fit(strength)
         self.fitted = solved if isinstance(solved, Fitted) else Fitted(solved[:0], solved[:-1], solved[-1])
         return np.asarray(self._others @ self.fitted.of_dense + self.fitted.bias)
 
 
 class _Fold:
-    """Rows to fit to, and others, whose logits are wanted; `weigh` says by which settings, but for their strength.
+    """Rows to fit to, and other rows whose logits are wanted.
+
+    The stages: `weigh` computes the features for all settings except the strength of the penalty; `fit` fits with a
+    strength, and predicts the other rows; `weights` returns the weights of the last fit.
 
     Parameters
     ----------
@@ -527,11 +551,11 @@ class _Fold:
     answers : Answers
         The labels of `rows`.
     rows : int64 [M]
-        Numbers of the rows to fit to.
+        The numbers of the rows to fit to.
     others : int64 [K]
-        Numbers of the rows whose logits are wanted.
+        The numbers of the rows whose logits are wanted.
     salience : float
-        As of `BranchSettings`.
+        See `BranchSettings`.
 
     """
 
@@ -542,19 +566,22 @@ class _Fold:
         self._letters: Singles | None = None
 
     def weigh(self, settings: BranchSettings) -> None:
-        """Weigh the rows."""
+        """Compute the weighted features of all rows, and prepare the fits."""
+        # Scale the mean word vectors of the texts. Words that no row has get the median importance.
         grams, self.importance, ours = self._grams, self._known_importance, slice(self._count)
         self._known, dense = grams.pretrained if settings.vectors else None, None
         if (known := self._known) is not None:
-            self.importance = self.importance.copy()  # words that no row has weigh as the median n-gram
+            self.importance = self.importance.copy()
             new = known.columns[self.importance[known.columns] == 0]
             self.importance[new] = np.median(self.importance[self.importance > 0])
             means = known.sums / (_lengths(grams.words, self.importance) / np.sqrt(settings.words))[:, None]
             self._scale = settings.vectors / max(float(np.sqrt(np.square(means[ours]).sum(axis=1).mean())), 1e-12)
             dense = self._scale * means
+        # Weigh the n-grams of both kinds.
         words = _of_kind(grams.words, self.importance, settings.words)
         letters = _of_kind(grams.letters, self.importance, 1 - settings.words)
         self._features, self._dense = sp.csr_array(words + letters), dense
+        # Choose how to fit: numbers, many rows by their features, or few rows by their products with each other.
         answers, of_ours = self._answers, dense if dense is None else dense[ours]
         self._fitter: ProductFitter | Fitter | GpuFitter | NumberFitter
         if answers.steps is not None:
@@ -571,7 +598,11 @@ class _Fold:
             self._fitter = ProductFitter(self._products[ours], self._truth, answers.weights)
 
     def _of_letters(self) -> Singles:
-        """The products of n-grams of characters; those that the rows have weigh the same whatever the settings."""
+        """Return the products of the n-grams of characters of all rows with those of the rows to fit to.
+
+        The n-grams that occur in the rows to fit to have the same importance with all settings. So their products are
+        computed only once, and then divided by the lengths of the features, which depend on the settings.
+        """
         letters = self._grams.letters
         if self._letters is None:
             ours = _of_kind(letters[: self._count], self._known_importance, 1.0)
@@ -579,16 +610,19 @@ class _Fold:
         return np.asarray(self._letters / _lengths(letters, self.importance)[:, None], np.float32)
 
     def fit(self, strength: float) -> Floats:
-        """Fit to the rows; the logits of the others."""
+        """Fit to the rows, and return the logits of the other rows."""
         self._solved = self._fitter.fit(strength)
         others = slice(self._count, None)
         if self._known is None and not isinstance(self._solved, Fitted):
             return (self._products[others] @ self._solved).astype(np.float64)
-        weights, bias = self.weights()  # of words, which other n-grams' buckets may be too
+        weights, bias = self.weights()  # with those of word vectors, whose buckets other n-grams may share
         return np.asarray(self._features[others] @ weights + bias)
 
     def weights(self) -> tuple[Floats, Floats]:
-        """The weights [used buckets, classes] of the last fit, with what it gives the words' vectors; and the bias."""
+        """Return the weights of the last fit, [used buckets, classes], and its bias, [classes].
+
+        The weights of the word vectors are added to those of the words' buckets.
+        """
         if isinstance(self._solved, Fitted):
             weights, of_dense, bias = self._solved.weights.copy(), self._solved.of_dense, self._solved.bias
         else:
@@ -602,7 +636,10 @@ class _Fold:
 
 
 def importances(grams: Bags, truth: Floats, salience: float) -> Floats:
-    """The importance of each used bucket; 0 for one that no row has. truth: [N, classes], by how much each is right."""
+    """Return the importance of each used bucket; 0 for a bucket that no row has.
+
+    truth: [N, classes], how far each class is right, from 0 to 1. salience: the exponent of the salience.
+    """
     present = ((grams.words + grams.letters) > 0).astype(np.float64)
     of_classes = np.asarray(present.T @ truth)
     rows = np.asarray(present.sum(axis=0)).ravel()
@@ -621,16 +658,16 @@ def importances(grams: Bags, truth: Floats, salience: float) -> Floats:
 
 
 def _idf(rows: NDArray[np.integer], of: int) -> Floats:
-    """The inverse document frequency of what so many rows have of so many."""
+    """Return the inverse document frequency of n-grams that `rows` of `of` rows have."""
     return np.asarray(np.log((1 + of) / (1 + rows)) + 1)
 
 
 def _of_kind(counts: sp.csr_array, importance: Floats, share: float) -> sp.csr_array:
-    """The features [N, used buckets] of one kind of n-grams: of length one, then weighted by the kind's share."""
+    """Return the features of one kind of n-grams, [N, used buckets]: of length one, times the root of its share."""
     scaled = sp.diags_array(np.sqrt(share) / _lengths(counts, importance)) @ counts.multiply(importance[None, :])
     return sp.csr_array(scaled)
 
 
 def _lengths(counts: sp.csr_array, importance: Floats) -> Floats:
-    """The lengths of N texts' features of one kind of n-grams, before they are scaled."""
+    """Return the lengths of N texts' features of one kind of n-grams, before they are scaled."""
     return np.asarray(np.maximum(np.sqrt(counts.power(2) @ np.square(importance)), 1e-12))

@@ -1,5 +1,6 @@
-"""Decisions of a person, applied to labelled rows before anything is learned: right labels, rows to leave out, and
-further rows, of texts that had no label.
+"""Applies a person's decisions to labelled rows before training.
+
+A decision gives a row its right label, leaves out a row, or adds a row with a text that had no label.
 """
 
 from __future__ import annotations
@@ -26,20 +27,20 @@ _LEFT_OUT = NO_TRUTH - 1
 
 
 class Corrections(NamedTuple):
-    """What decisions changed.
+    """The number of rows that decisions changed.
 
     Attributes
     ----------
     changed : int
-        Rows that got another label.
+        The number of rows that got another label.
     confirmed : int
-        Rows whose label was right.
+        The number of rows whose label was right.
     left_out : int
-        Rows that were left out.
+        The number of rows that were left out.
     added : int
-        Rows that were added, since no row had their text.
+        The number of rows that were added because no row had their text.
     unknown : int
-        Decisions on a text that no row has, and that the file does not have either.
+        The number of decisions about a text that no row has, and that the file of decisions does not contain either.
 
     """
 
@@ -50,7 +51,7 @@ class Corrections(NamedTuple):
     unknown: int
 
     def line(self, path: Path) -> str:
-        """A message for the user."""
+        """Return a message for the user. path: the file of decisions."""
         said = f"{counted(self.changed, 'row')} with another label, {self.confirmed:,} confirmed"
         ignored = f"; {counted(self.unknown, 'decision')} ignored: no row has the text" if self.unknown else ""
         return f"{path}: {said}, {self.left_out:,} left out, {self.added:,} added{ignored}"
@@ -68,23 +69,23 @@ def corrected(
     path : Path
         The file of decisions.
     symbols, length
-        As of `ArticleReader`, for rows that are added.
+        The alphabet and the length with which `ArticleReader` encodes, for rows that are added.
     keep_classes : bool
-        Keep a class that no row has any more.
+        Whether to keep a class that no row has any more.
 
     Returns
     -------
     LabelledArticles
         The articles with their right labels.
     Corrections
-        What was changed.
+        The number of changed rows.
     bool [N]
         Which of these articles a person has decided about.
 
     Raises
     ------
     UsageError
-        For a file that cannot be read, and a decision that is no label of the articles.
+        For a file that cannot be read, for a decision that is no label of the articles, and if only one class is left.
 
     """
     decisions = read_decisions(path)
@@ -100,14 +101,14 @@ def corrected(
     unknown = sum(not decision.text for decision, _ in others)
     confirmed = int((decided & ~out & ~changed).sum())
     counts = Corrections(int(changed.sum()), confirmed, int(out.sum()), len(new), unknown)
-    kept = np.flatnonzero(~out)
-    data = _with_rows(replace(data, labels=labels), kept, new, path, symbols, length)
-    decided = np.concatenate([decided[kept], np.ones(len(new), np.bool_)])
+    rows_to_keep = np.flatnonzero(~out)
+    data = _with_rows(replace(data, labels=labels), rows_to_keep, new, path, symbols, length)
+    decided = np.concatenate([decided[rows_to_keep], np.ones(len(new), np.bool_)])
     return data if keep_classes else _without_empty_classes(data), counts, decided
 
 
 def _indices(decisions: Sequence[Decision], classes: tuple[str, ...], path: Path) -> list[int]:
-    """The class of each decision. Raises UsageError for one that is none."""
+    """Return the class index of each decision. Raises UsageError for a decision that is no class."""
     number = {name: index for index, name in enumerate(classes)} | {LEAVE_OUT: _LEFT_OUT}
     unknown = Counter(decision.label for decision in decisions if decision.label not in number)
     if unknown:
@@ -121,40 +122,40 @@ def _indices(decisions: Sequence[Decision], classes: tuple[str, ...], path: Path
 
 def _with_rows(
     data: LabelledArticles,
-    kept: NDArray[np.int64],
+    rows_to_keep: NDArray[np.int64],
     new: list[tuple[str, int]],
     path: Path,
     symbols: Alphabet,
     length: int,
 ) -> LabelledArticles:
-    """Some of the articles, and new ones after them, whose place is in the file of decisions.
+    """Return some of the articles, and new articles after them, whose place is the file of decisions.
 
     Parameters
     ----------
     data : LabelledArticles
         The articles.
-    kept : int64 [K]
-        Which stay.
+    rows_to_keep : int64 [K]
+        The numbers of the articles to keep.
     new : list of (str, int)
-        Text and class of each new one.
+        Text and class of each new article.
     path, symbols, length
-        As of `corrected`.
+        See `corrected`.
 
     """
     texts = Texts.of([text.encode() for text, _ in new])
     added = TextBuffers(np.asarray(texts.data), np.asarray(texts.offsets))
-    ids = np.concatenate([data.ids[kept], encode(*added, symbols, length).ids])
-    labels = np.concatenate([data.labels[kept], np.array([index for _, index in new], np.int64)])
+    ids = np.concatenate([data.ids[rows_to_keep], encode(*added, symbols, length).ids])
+    labels = np.concatenate([data.labels[rows_to_keep], np.array([index for _, index in new], np.int64)])
     places = data.places
     if places is not None:
         in_file = pa.array([str(path)] * len(new), pa.string()), pa.array(range(len(new)), pa.int64())
         of_new = pa.table(dict(zip(("file", "row"), in_file, strict=True)))
-        places = pa.concat_tables([places.take(pa.array(kept)), of_new], promote_options="default")
-    return replace(data, ids=ids, text=joined([data.text.rows(kept), added]), labels=labels, places=places)
+        places = pa.concat_tables([places.take(pa.array(rows_to_keep)), of_new], promote_options="default")
+    return replace(data, ids=ids, text=joined([data.text.rows(rows_to_keep), added]), labels=labels, places=places)
 
 
 def _without_empty_classes(data: LabelledArticles) -> LabelledArticles:
-    """The articles with the classes that some of them have."""
+    """Remove the classes that no article has. Raises UsageError if fewer than two classes are left."""
     used = np.unique(data.labels)
     if len(used) < 2:
         raise UsageError(f"with the corrections all rows have one label, {data.classes[used[0]]!r}: a model needs two")

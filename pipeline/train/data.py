@@ -1,4 +1,7 @@
-"""The first stage of `train`: labelled articles, encoded once, in memory. They are read as `classify` reads."""
+"""The first stage of `train`: reads labelled articles into memory and encodes them once.
+
+Articles are read in the same way as `classify` reads them.
+"""
 
 from __future__ import annotations
 
@@ -40,22 +43,22 @@ T = TypeVar("T")
 
 
 class TextBuffers(NamedTuple):
-    """N texts, UTF-8. data: uint8 [bytes]. offsets: int64 [N + 1]; text i is data[offsets[i]:offsets[i + 1]]."""
+    """N texts in UTF-8. data: uint8 [bytes]. offsets: int64 [N + 1]; text i is data[offsets[i]:offsets[i + 1]]."""
 
     data: NDArray[np.uint8]
     offsets: NDArray[np.int64]
 
     @property
     def column(self) -> pa.LargeStringArray:
-        """The same as Arrow has it."""
+        """The same texts as an Arrow array."""
         return column_of(self.data, self.offsets)
 
     def rows(self, rows: NDArray[np.int64]) -> TextBuffers:
-        """Some of the texts."""
+        """Return the texts with the given row numbers."""
         return TextBuffers(*buffers_of(self.column.take(pa.array(rows))))
 
     def numbered(self) -> NDArray[np.int64]:
-        """A number for each text, the same for equal texts."""
+        """Return a number for each text, int64 [N]. Equal texts have the same number."""
         return numbered(self.column)
 
 
@@ -65,11 +68,12 @@ class LabelColumn(NamedTuple):
     Attributes
     ----------
     name : str
-        The name of a head; "" for a model without heads.
+        The name of the head; "" for a model without heads.
     part : slice
-        Which of all classes are the column's own.
+        Which of the model's classes belong to this column.
     labels : int64 [N], or bool [N, classes]
-        Indices into these classes, or NO_TRUTH; or which classes an article has.
+        The index of each article's class among these classes, or NO_TRUTH if it has none. If an article may have
+        several labels: which classes it has.
 
     """
 
@@ -80,37 +84,43 @@ class LabelColumn(NamedTuple):
 
 @dataclass(frozen=True)
 class LabelledArticles:
-    """N articles with what they are labelled with.
+    """N articles with their labels.
+
+    The fields are of four groups: the texts (`ids`, `text`); what is learned (`labels`, `classes`, `numbers`, `levels`,
+    `heads`, `numbers_from`, `taught`); where the articles come from (`files`, `places`); and how many rows were left
+    out (`skipped`, `blank`, `without_label`).
 
     Attributes
     ----------
     ids : uint8 [N, length]
-        What the network reads, as `alphabet.encode` gives it.
+        The ids that the network reads, as `alphabet.encode` returns them.
     text : TextBuffers
-        Their first MOST_READ characters.
+        The first MOST_READ characters of each article.
     labels : int64 [N], bool [N, classes], or int64 [N, heads]
-        Indices into `classes`; or where an article may have several labels, which it has; or with heads, indices into
-        the classes of each, or NO_TRUTH.
+        The index of each article's class in `classes`. If an article may have several labels: which classes it has.
+        With heads: an index among the classes of each head, or NO_TRUTH.
     classes : tuple of str
         The names of the classes.
     files : tuple of dict
         Path and sha256 of each input file; one entry "memory" for rows in memory.
     skipped : int
-        Unreadable rows.
+        The number of unreadable rows.
     numbers : float64 [N], optional
-        The numbers to learn; `labels` are then the nearest of the levels.
+        The numbers to learn, if the model learns numbers. `labels` then holds the nearest level of each.
     levels : Levels, optional
         The levels of these numbers.
     heads : Heads, optional
         Name and number of classes of each head.
     places : Table, optional
-        The file and the row of each, and its id where a column is named.
+        The file and the row number of each article, and its id if the user named an id column.
     numbers_from : int, optional
-        The number of the first class, where the labels were class numbers.
+        The number of the first class, if the labels were class numbers.
     taught : bool [N], optional
-        Which have their label, or number, from a teacher or from soft labels; none where this is None.
-    blank, without_label : int
-        Rows that were left out, since their text is blank, or since they have no label.
+        Which articles have their label, or number, from a teacher or from soft labels. None: no article has.
+    blank : int
+        The number of rows that were left out because their text is blank.
+    without_label : int
+        The number of rows that were left out because they have no label.
 
     """
 
@@ -130,7 +140,10 @@ class LabelledArticles:
     without_label: int = 0
 
     def are_taught(self, rows: Rows | slice = slice(None)) -> bool:
-        """Whether one of these articles has its label from a teacher: what agrees with that need not be right."""
+        """Return whether one of these articles has its label from a teacher.
+
+        A model that agrees with such a label is not necessarily right.
+        """
         return self.taught is not None and bool(self.taught[rows].any())
 
     @property
@@ -140,7 +153,7 @@ class LabelledArticles:
 
     @property
     def columns(self) -> list[LabelColumn]:
-        """One without a name, or one for each head."""
+        """The label columns: one without a name, or one for each head."""
         if self.heads is None:
             return [LabelColumn("", slice(None), self.labels)]
         parts = zip(self.heads, parts_of(self.heads), self.labels.T, strict=True)
@@ -150,14 +163,14 @@ class LabelledArticles:
         return len(self.labels)
 
     def counts(self, column: LabelColumn, rows: Rows | slice = slice(None)) -> NDArray[np.int64]:
-        """How many of these rows have each class of a column."""
+        """Return how many of these rows have each class of a column, int64 [classes of the column]."""
         labels = column.labels[rows]
         if self.is_multi_label:
             return np.asarray(labels.sum(axis=0))
         return np.bincount(labels[labels != NO_TRUTH], minlength=len(self.classes[column.part]))
 
     def about(self) -> dict[str, Any]:
-        """The data as described in a model card."""
+        """Return the description of the data for a model's card."""
         counts = np.concatenate([self.counts(column) for column in self.columns])
         about = {
             "files": [{"name": os.path.basename(f["path"]), "sha256": f["digest"]} for f in self.files],
@@ -173,18 +186,18 @@ class LabelledArticles:
 
 
 class _Articles(NamedTuple):
-    """What was read.
+    """Articles that were read, without their labels.
 
     Attributes
     ----------
     ids : list of uint8 [N, length]
-        Of each chunk.
+        The ids of each chunk.
     texts : list of TextBuffers
-        Of each chunk.
+        The texts of each chunk.
     places : list of Table
-        Of each chunk.
+        The places of the rows of each chunk, as in `LabelledArticles`.
     files, skipped, blank, without_label
-        As of `LabelledArticles`.
+        The same as in `LabelledArticles`.
 
     """
 
@@ -197,7 +210,7 @@ class _Articles(NamedTuple):
     without_label: int
 
     def labelled(self, labels: NDArray[Any], classes: tuple[str, ...]) -> LabelledArticles:
-        """All of them, with their labels."""
+        """Join the chunks, and add the labels."""
         ids, text, places = np.concatenate(self.ids), joined(self.texts), pa.concat_tables(self.places)
         data = LabelledArticles(ids, text, labels, classes, self.files, self.skipped, places=places)
         return replace(data, blank=self.blank, without_label=self.without_label)
@@ -205,24 +218,24 @@ class _Articles(NamedTuple):
 
 @dataclass(frozen=True)
 class ArticleReader:
-    """How articles are read, and encoded.
+    """Reads and encodes articles.
 
     Attributes
     ----------
     text_columns : tuple of str
-        Columns with the text, which are joined.
+        The columns with the text, which are joined.
     alphabet : Alphabet
         The characters that the network reads.
     length : int
-        How many of them it reads.
+        How many characters of a text the network reads.
     reading : ReadKeywords
         How files are read.
     classes_of : mapping of str to str
-        The classes that labels stand for, where these are not what they say; "" for no label.
+        The label map: a class for each label that is not itself a class, or "" for no label.
     id_column : str, optional
-        A column that names each row, to keep beside its file and number.
+        A column that names each row. `places` keeps it beside the row's file and number.
     matched : set of str
-        The labels of `classes_of` that the rows have which were read.
+        The labels of `classes_of` that occur in the rows read so far.
 
     """
 
@@ -236,15 +249,15 @@ class ArticleReader:
 
     @property
     def rules(self) -> LabelRules:
-        """How labels name classes."""
+        """The rules by which labels name classes."""
         return LabelRules(self.reading.get("label_numbers_from"), self.reading.get("fold_labels", False))
 
     def labels(self, chunk: Chunk, column: str) -> pa.Array:
-        """The label of each row of a chunk, [N], of strings, null where there is none. Raises UsageError for lists."""
+        """Return the label of each row of a chunk, strings [N], null if a row has none. Raises UsageError for lists."""
         return self.mapped(one_label_each(chunk.rows.column(column).combine_chunks(), column))
 
     def mapped(self, labels: pa.Array) -> pa.Array:
-        """The classes that labels, [N], stand for."""
+        """Return the classes of some labels by the label map, strings [N], and note which labels it matched."""
         coded = labels.cast(pa.string()).dictionary_encode()
         given = coded.dictionary.to_pylist()
         self.matched.update(self.classes_of.keys() & {*given})
@@ -252,37 +265,37 @@ class ArticleReader:
         return pa.array(names, pa.string()).take(coded.indices)
 
     def refuse_without_labels(self, source: Any) -> NoReturn:
-        """Raise UsageError where nothing says what is to be learned; it names the columns of the source."""
-        how = (self.reading, self.alphabet, self.length)
-        given, selection = chosen_input(source, self.text_columns, *how, keep_all=True)
+        """Raise the UsageError for options that name nothing to learn. Its message lists the columns of the source."""
+        options = (self.reading, self.alphabet, self.length)
+        given, selection = chosen_input(source, self.text_columns, *options, keep_all=True)
         columns = ", ".join(open_input(given, selection, _CHUNK_ROWS).selection.kept)
         raise UsageError(f"there is nothing to learn: --label-column names the column with the classes, of {columns}")
 
     def articles(
         self,
         source: Any,
-        kept: tuple[str, ...],
+        columns: tuple[str, ...],
         wanted: str,
         of_chunk: Callable[[Chunk], T],
         labels: tuple[str, ...] = (),
         has_label: Callable[[Chunk], NDArray[np.bool_]] | None = None,
     ) -> tuple[_Articles, list[T]]:
-        """Read every article that has a text and a label; the others are counted.
+        """Read every article that has a text and a label, and count the others.
 
         Parameters
         ----------
         source : Any
             Anything that `classify` takes.
-        kept : tuple of str
-            Columns beside the text, to learn.
+        columns : tuple of str
+            The columns to read besides the text: those with labels or targets.
         wanted : str
-            What a one-hot file lacks, for a message.
+            What these columns hold, for messages about rows without it.
         of_chunk : callable
-            What is made of each chunk.
+            Called with each chunk; its results are returned.
         labels : tuple of str
-            The kept columns that hold labels.
+            Those of `columns` that hold labels.
         has_label : callable, optional
-            Says which rows of a chunk have a label, bool [N]; by default all.
+            Returns which rows of a chunk have a label, bool [N]; by default all have.
 
         Returns
         -------
@@ -294,15 +307,19 @@ class ArticleReader:
         Raises
         ------
         UsageError
-            For a column that is kept and is the text as well, and where no row is left.
+            For a column that is both text and label, for a one-hot file, and if no row is left.
 
         """
-        if both := set(kept) & set(self.text_columns):
+        # Open the source with the columns to learn, and identify files by a hash of their content.
+        if both := set(columns) & set(self.text_columns):
             raise UsageError(f"column {min(both)!r} is a label or target, it cannot be the text too")
-        how = (self.reading, self.alphabet, self.length, True)  # by a hash of the content
+        options = (self.reading, self.alphabet, self.length, True)
         ids_of_rows = () if self.id_column is None else (self.id_column,)
-        copied = tuple(dict.fromkeys((*kept, *ids_of_rows)))
-        given, selection = chosen_input(source, self.text_columns, *how, kept=copied, labels=labels, reads=MOST_READ)
+        copied = tuple(dict.fromkeys((*columns, *ids_of_rows)))
+        given, selection = chosen_input(
+            source, self.text_columns, *options, kept=copied, labels=labels, reads=MOST_READ
+        )
+        # Read chunk by chunk, and leave out rows without text or label.
         ids, texts, places, others = [], [], [], []
         skipped = blank = without = 0
         for chunk in chunks_here(open_input(given, selection, _CHUNK_ROWS)):
@@ -319,6 +336,7 @@ class ArticleReader:
             ids.append(encode(chunk.data, chunk.offsets, self.alphabet, self.length).ids)
             texts.append(TextBuffers(*buffers_of(chunk.text)))
             places.append(chunk.rows.select(["file", "row", *ids_of_rows]))
+        # Refuse a source without any row to learn, and say why its rows were left out.
         if not sum(map(len, places)):
             kinds = {"are unreadable": skipped, "have no text": blank, f"have no {wanted}": without}
             why = ", ".join(f"{rows:,} {what}" for what, rows in kinds.items() if rows)
@@ -335,7 +353,7 @@ def read_labelled(
     multi_label: bool = False,
     separator: str | None = None,
 ) -> LabelledArticles:
-    """Read every article of `source` with its label. Rows without one are left out.
+    """Read every article of `source` that has a label, with its label.
 
     Raises UsageError for a column that is missing, an unknown label, or fewer than two classes; SourceError for a file
     that cannot be read.
@@ -345,19 +363,21 @@ def read_labelled(
     source : Any
         Anything that `classify` takes.
     reading : ArticleReader
-        How articles are read.
+        Reads and encodes the articles.
     label_column : str
         The column with the labels.
     classes : iterable of str, optional
         The class names in the order of the model; labels are then names or class numbers. By default the classes are
-        the labels that occur, sorted (as numbers if all are).
+        the labels that occur, sorted (as numbers if all are numbers).
     multi_label : bool
-        An article may have several labels, or none; they are lists, or texts with a separator between them.
+        Whether an article may have several labels, or none. The column then holds lists of labels, or texts in which a
+        separator stands between the labels.
     separator : str, optional
-        What is between two labels of a text.
+        The separator, if the column holds texts.
 
     """
 
+    # Read the labels of each chunk, and which of its rows have any.
     def labels_of(chunk: Chunk) -> pa.Array:
         if not multi_label:
             return reading.labels(chunk, label_column)
@@ -371,11 +391,12 @@ def read_labelled(
         if not multi_label:
             return are_valid(reading.labels(chunk, label_column))
         cells = chunk.rows.column(label_column).combine_chunks()
-        # Of texts with separators, a null one has no labels; a list that is null may have some.
+        # A null text with separators is a row without labels. The labels of a null list are unknown.
         return are_valid(cells) if separator is None else np.ones(len(cells), np.bool_)
 
-    kept = (label_column,)
-    articles, labels = reading.articles(source, kept, "labels", labels_of, kept, has_label)
+    columns = (label_column,)
+    articles, labels = reading.articles(source, columns, "labels", labels_of, columns, has_label)
+    # Find the classes, and turn the labels into class indices or sets of classes.
     column = pa.chunked_array(labels, pa.list_(pa.string()) if multi_label else pa.string()).combine_chunks()
     values = column.flatten() if multi_label else column
     names, rules = _classes_in(values, label_column, classes, reading.rules)
@@ -387,10 +408,10 @@ def read_labelled(
 def _classes_in(
     labels: pa.Array, column: str, classes: Iterable[str] | None, rules: LabelRules
 ) -> tuple[tuple[str, ...], LabelRules]:
-    """The classes of a label column, and how its labels name them.
+    """Return the classes of a label column, and the rules by which its labels name them.
 
-    Raises UsageError for fewer or more classes than a model has, and for class numbers that may count from 0 as well as
-    from 1.
+    Raises UsageError for fewer or more classes than a model can have, and for class numbers that may count from 0 as
+    well as from 1.
 
     Parameters
     ----------
@@ -399,7 +420,7 @@ def _classes_in(
     column : str
         The name of the column.
     classes : iterable of str or None
-        The names of the classes, in order; None where the labels that occur are the classes.
+        The names of the classes, in order; None if the labels that occur are the classes.
     rules : LabelRules
         The rules that the user gave.
 
@@ -415,10 +436,10 @@ def _classes_in(
 
 
 def with_first_number(rules: LabelRules, labels: Iterable[str], classes: tuple[str, ...], column: str) -> LabelRules:
-    """The rules, with the number of the first class where the labels that occur are class numbers.
+    """Return the rules, with the number of the first class if the labels that occur are class numbers.
 
-    Numbers are names where the classes are called like numbers. Raises UsageError where class numbers may count from 0
-    as well as from 1.
+    If the names of the classes are themselves numbers, a number among the labels is a name. Raises UsageError if class
+    numbers may count from 0 as well as from 1.
     """
     if has_numbers(classes):
         return replace(rules, numbers_from=None)
@@ -430,12 +451,23 @@ def with_first_number(rules: LabelRules, labels: Iterable[str], classes: tuple[s
 def read_heads(
     source: Any, reading: ArticleReader, label_columns: tuple[str, ...], like: LabelledArticles | None = None
 ) -> LabelledArticles:
-    """Read every article of `source` with its label in each of several columns, some of which may be null.
-
-    like: articles whose classes these have; by default a column's classes are the labels that occur in it, sorted.
+    """Read every article of `source` that has a label in at least one of several columns, with these labels.
 
     Raises UsageError for a column that is missing, an unknown label, or fewer than two classes; SourceError for a file
     that cannot be read.
+
+    Parameters
+    ----------
+    source : Any
+        Anything that `classify` takes.
+    reading : ArticleReader
+        Reads and encodes the articles.
+    label_columns : tuple of str
+        The columns with the labels. Labels may be null.
+    like : LabelledArticles, optional
+        Other articles, whose classes these have too. By default a column's classes are the labels that occur in it,
+        sorted.
+
     """
 
     def labels_of(chunk: Chunk) -> list[pa.Array]:
@@ -459,7 +491,7 @@ def read_heads(
 
 
 def _check_count(names: tuple[str, ...], column: str) -> None:
-    """Raise UsageError for fewer or more classes than a model has."""
+    """Raise UsageError for fewer or more classes than a model can have."""
     if len(names) < CLASSES[0]:
         raise UsageError(f"column {column!r} has {_count(names)}: a model needs at least two")
     if len(names) > CLASSES[1]:
@@ -473,23 +505,23 @@ def read_numbers(
     names: tuple[str, ...] | None,
     like: LabelledArticles | None = None,
 ) -> LabelledArticles:
-    """Read every article of `source` with its number. Rows without one are left out.
+    """Read every article of `source` that has a number, with its number.
 
-    Raises UsageError for a column that is missing, a value that is no number or name, or only one; SourceError for a
-    file that cannot be read.
+    Raises UsageError for a column that is missing, for a value that is neither a number nor a name of a level, and if
+    all numbers are the same; SourceError for a file that cannot be read.
 
     Parameters
     ----------
     source : Any
         Anything that `classify` takes.
     reading : ArticleReader
-        How articles are read.
+        Reads and encodes the articles.
     column : str
         The column with the numbers.
     names : tuple of str or None
-        Names of levels, from the lowest, which stand for 1, 2, …; None where the column holds numbers.
+        Names of levels, from the lowest, which stand for 1, 2, …; None if the column holds numbers.
     like : LabelledArticles, optional
-        Articles whose levels these have.
+        Other articles, whose levels these have too. By default the levels are found from the numbers.
 
     """
 
@@ -514,13 +546,15 @@ def read_numbers(
 
 
 _SHOWN_LABELS = 5
-_MOST_LEVELS = 21  # of whole numbers: each is one
-_STEPS_OF_OTHERS = 10
+_MOST_LEVELS = 21  # the most whole numbers that have a level each
+_STEPS_OF_OTHERS = 10  # the steps between the levels of all other numbers
 
 
 def levels_of(numbers: NDArray[np.float64]) -> tuple[Levels, tuple[str, ...]]:
-    """The levels of some numbers and their names: every whole number in their range, where they are whole and that is
-    not wide; or the ends of ten steps.
+    """Return the levels of some numbers, and the names of the levels.
+
+    If all numbers are whole and their range is narrow, every whole number in the range is a level. Otherwise, ten equal
+    steps divide the range, and their 11 ends are the levels.
     """
     low, high = float(numbers.min()), float(numbers.max())
     whole = bool((numbers == np.rint(numbers)).all()) and high - low < _MOST_LEVELS
@@ -532,7 +566,7 @@ def levels_of(numbers: NDArray[np.float64]) -> tuple[Levels, tuple[str, ...]]:
 
 
 def indices_of(labels: pa.Array, classes: tuple[str, ...], column: str | None, rules: LabelRules) -> NDArray[np.int32]:
-    """Class indices of labels, NO_TRUTH of nulls. Raises UsageError for an unknown label."""
+    """Return the class index of each label, NO_TRUTH for null. Raises UsageError for an unknown label."""
     indices, unknown = class_indices(labels, classes, rules)
     if unknown:
         shown = ", ".join(map(repr, [*unknown][:_SHOWN_LABELS]))
@@ -541,17 +575,17 @@ def indices_of(labels: pa.Array, classes: tuple[str, ...], column: str | None, r
 
 
 def are_valid(values: pa.Array) -> NDArray[np.bool_]:
-    """Which of N values are not null."""
+    """Return which of N values are not null, bool [N]."""
     return np.asarray(values.is_valid().to_numpy(zero_copy_only=False), np.bool_)
 
 
 def joined(parts: list[TextBuffers]) -> TextBuffers:
-    """The articles of the first, then those of the next, and so on."""
+    """Concatenate the texts of several buffers."""
     return TextBuffers(*buffers_of(pa.concat_arrays([part.column for part in parts])))
 
 
 def sorted_names(values: Iterable[str]) -> tuple[str, ...]:
-    """The names in order, as numbers where all are."""
+    """Sort names, as numbers if all are numbers."""
     try:
         return tuple(sorted(values, key=lambda value: (float(value), value)))
     except ValueError:
@@ -564,30 +598,33 @@ def _count(names: tuple[str, ...]) -> str:
 
 @dataclass(frozen=True)
 class TrainingData:
-    """What is trained on.
+    """The rows of a training run.
+
+    The first five fields are always there. Soft labels give `targets`, `sure`, `taught_right` and `answers`;
+    corrections give `decided`.
 
     Attributes
     ----------
     data : LabelledArticles
         Every labelled article.
     tested : LabelledArticles or None
-        Those of `test`, if there are any.
+        The articles of the option `test`, if the user gave it.
     fit : int64 [M]
-        Numbers of the rows of `data` to train on.
+        The numbers of the rows of `data` to train on.
     held : int64 [K]
-        Numbers of those that are held out.
+        The numbers of the rows of `data` that are held out.
     symbols : Alphabet
         The alphabet of the model.
     targets : float32 [N, classes], optional
-        What is learned of each article, where that is not its label alone.
+        The target probabilities of each article, which mix its label and its soft labels.
     sure : float64 [N], optional
-        How much each article counts then.
+        The weight of each article: how sure its target is.
     taught_right : float, optional
-        The share of held-out rows that teachers get right.
+        The share of labelled held-out rows that the teachers, or the soft labels, get right.
     answers : float64 [N, classes], or [N, 1], optional
-        What teachers say of each article: probabilities, or a number.
+        The answers of the teachers, or the soft labels, for each article: probabilities, or a number.
     decided : bool [N], optional
-        Of which articles a person has decided what the label is.
+        The articles whose label a person has decided.
 
     """
 

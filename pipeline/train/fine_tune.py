@@ -1,12 +1,14 @@
-"""Fine-tuning: an encoder's weights learn labels, together with a linear head. A head for good is fitted afterwards.
+"""Fine-tuning: trains the weights of an encoder on labels, together with a linear head.
 
-The head's loss is the cross-entropy of labels, or the squared error of numbers, as in Devlin et al., "BERT" (2019).
-Few rows say little that way, so a second loss pulls texts of one class together and pushes others apart, all pairs of a
+Only the encoder is used afterwards: `branch.fit_head` fits the final head. The loss of the head is the cross-entropy of
+labels, or the squared error of numbers, as in Devlin et al., "BERT" (2019). From few rows, an encoder learns little
+with this loss alone. So a second loss pulls texts of one class together and pushes others apart, for all pairs of a
 batch at once: Khosla et al., "Supervised Contrastive Learning" (2020). SetFit (Tunstall et al., 2022) learns from pairs
 as well.
 
-Held-out rows choose the epoch whose weights are kept. Of few rows, so few are held out that chance would choose: the
-last epoch is kept, and the held-out rows only say how good it is.
+The encoder keeps the weights of the epoch that is best on the held-out rows. If there are few rows, there are so few
+held-out ones that they would choose by chance. The encoder then keeps the weights of the last epoch, and the held-out
+rows only measure how good they are.
 """
 
 from __future__ import annotations
@@ -34,34 +36,35 @@ from .tunable import tunable
 RowNumbers = NDArray[np.int64]
 
 FEW_ROWS = 2_000
-"""Fewer rows than this are learned with pairs, and in the end the held-out rows are learned too."""
+"""With fewer rows than this, the loss of pairs is used, and the final model also learns the held-out rows."""
 
 SETTINGS = ("epochs", "batch_size", "learning_rate")
 _SCORED_AT_ONCE = 64
 _MOST_TOKENS = 128
-"""Of a text while the encoder learns: a longer one says little more, and takes as much longer."""
+"""The tokens of a text from which the encoder learns. More tokens would add little, but take time in proportion."""
 
 
 @dataclass(frozen=True)
 class Tuning:
-    """How an encoder is fine-tuned.
+    """The settings of fine-tuning.
 
     Attributes
     ----------
     epochs : int
         Passes over the rows.
     batch_size : int
-        Rows of a step.
+        Rows in a step.
     learning_rate : float
-        The highest rate of the encoder's weights, by AdamW; it rises in the first tenth and falls to nothing.
+        Peak learning rate of the encoder's weights, for AdamW. The rate rises in the first tenth of the steps, and then
+        falls to zero.
     contrast : float
-        How much the loss of pairs counts, beside that of the head.
+        The factor of the loss of pairs, which is added to the loss of the head.
     head_rate : float
-        The rate of the head, which begins with nothing.
+        Peak learning rate of the head, whose weights begin at zero.
     weight_decay : float
-        Decay of all weights, multiplied by the rate.
+        Decay of all weights, multiplied by the learning rate.
     clip : float
-        Maximum norm of the gradient.
+        Maximum norm of the encoder's gradient.
 
     """
 
@@ -80,7 +83,11 @@ class Tuning:
 
     @classmethod
     def of(cls, rows: int, settings: Sequence[str], has_classes: bool) -> Tuning:
-        """For so many rows, with `NAME=VALUE` settings of a recipe changed. Raises UsageError for another name."""
+        """Return the settings for a number of rows, with `NAME=VALUE` settings changed.
+
+        Raises UsageError for a name that is not in SETTINGS. has_classes: whether each row has one class, which the
+        loss of pairs needs.
+        """
         tuning = cls(epochs=8, contrast=float(has_classes)) if rows < FEW_ROWS else cls()
         for setting in settings:
             name, _, value = setting.partition("=")
@@ -99,9 +106,9 @@ class Tuned(NamedTuple):
     encoder : Encoder or TorchEncoder
         The encoder with the best weights.
     history : tuple of Epoch
-        The epochs that were completed.
+        The completed epochs.
     about : dict
-        What a model's card says of it.
+        The settings and the chosen epoch, for a model's card.
 
     """
 
@@ -111,18 +118,18 @@ class Tuned(NamedTuple):
 
 
 class _Rows(NamedTuple):
-    """Rows that are learned, or held out.
+    """Rows to train on, or held-out rows.
 
     Attributes
     ----------
     texts : list
-        The tokens of each text: numbers, or a `tokenizers.Encoding`.
+        The tokens of each text: an array of numbers, or a `tokenizers.Encoding`.
     targets : float32 [N, columns]
-        How much each class is right, or the number in steps.
+        The target probability of each class, or the number in steps.
     weights : float32 [N]
-        How much each row counts.
+        The weight of each row.
     labels : int64 [N]
-        The most probable class of each.
+        The most probable class of each row.
 
     """
 
@@ -136,7 +143,7 @@ class _Rows(NamedTuple):
 
 
 class _Run:
-    """An encoder and its head while they learn."""
+    """An encoder and its head during training."""
 
     def __init__(self, encoder: Encoder | TorchEncoder, answers: Answers, tuning: Tuning, device: torch.device) -> None:
         self.tuning, self.device = tuning, device
@@ -153,7 +160,7 @@ class _Run:
         self.optimizer = torch.optim.AdamW(rates, weight_decay=tuning.weight_decay)
 
     def loss(self, rows: _Rows, at: RowNumbers) -> Tensor:
-        """Of some rows, their mean."""
+        """Compute the mean loss of the rows with the numbers `at`."""
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.device.type == "cuda"):
             vectors = self.module([rows.texts[row] for row in at]).float()
         where = torch.from_numpy(at)
@@ -164,7 +171,8 @@ class _Run:
         return loss
 
     def _logits(self, vectors: Tensor) -> Tensor:
-        logits: Tensor = self.head(vectors * vectors.shape[1] ** 0.5)  # vectors are of length one
+        # The vectors have the length one; scaling makes their values about one on average.
+        logits: Tensor = self.head(vectors * vectors.shape[1] ** 0.5)
         return logits
 
     def _of_rows(self, logits: Tensor, targets: Tensor) -> Tensor:
@@ -175,7 +183,11 @@ class _Run:
         return functional.cross_entropy(logits, targets, reduction="none")
 
     def measured(self, rows: _Rows) -> tuple[float, float]:
-        """Of held-out rows: the share right (of numbers, the share of their variance), and the loss."""
+        """Return the share of held-out rows that are right, and their mean loss.
+
+        For numbers, the share is that of the variance that the model explains. For several labels, it is the share of
+        all pairs of a row and a class.
+        """
         logits = []
         self.module.eval()
         with torch.inference_mode():
@@ -193,7 +205,7 @@ class _Run:
 
 
 def _of_pairs(vectors: Tensor, labels: Tensor) -> Tensor:
-    """Supervised contrastive loss of a batch, [texts, outputs], whose texts have `labels`, [texts]."""
+    """Compute the supervised contrastive loss of a batch. vectors: [texts, outputs]. labels: [texts]."""
     likeness = vectors @ vectors.T / _TEMPERATURE
     itself = torch.eye(len(labels), dtype=torch.bool, device=vectors.device)
     likeness = likeness.masked_fill(itself, -torch.inf)
@@ -226,25 +238,26 @@ def fine_tune(
     encoder : Encoder or TorchEncoder
         The encoder, for vectors of length one.
     text, answers
-        All rows.
+        The texts and the answers of all rows.
     fit, held : RowNumbers
-        The rows that are learned, and those that choose the epoch, if `fit` are not few. `held` may be empty.
+        The numbers of the rows to train on, and of the held-out rows, which choose the epoch unless `fit` has few rows.
+        `held` may be empty.
     tuning : Tuning
-        How.
+        The settings.
     device : str
         "cpu" or "cuda".
     seed : int
-        Of every random choice.
+        The seed of every random choice.
     tell : callable
-        Called with what the run reports.
+        Called with the reports of the run.
     stop : callable
-        Whether to stop after this step, with the best weights so far.
+        Returns whether to stop after this step, with the best weights so far.
 
     Returns
     -------
     Tuned
-        The encoder with the weights after the best epoch, of few rows after the last, or those that it had, where none
-        was completed.
+        The encoder with the weights of the best epoch; with few rows, those of the last completed epoch. If no epoch
+        was completed, its weights are unchanged.
 
     Raises
     ------
@@ -263,14 +276,14 @@ def fine_tune(
 
 def _rows_of(encoder: Encoder | TorchEncoder, text: TextBuffers, answers: Answers, rows: RowNumbers) -> _Rows:
     data, offsets = text.rows(rows)
-    most = min(encoder.settings.most, _MOST_TOKENS)
+    most_tokens = min(encoder.settings.most, _MOST_TOKENS)
     texts: list[Any]
     if isinstance(encoder, Encoder):
-        tokens = encoder.tokens.of_texts(data, offsets, most)
+        tokens = encoder.tokens.of_texts(data, offsets, most_tokens)
         texts = np.split(tokens.ids, tokens.ends[1:-1])
     else:
         prompt = encoder.settings.prompt
-        texts = encoder.tokens.encoded([prompt + one for one in strings(data, offsets)], most)
+        texts = encoder.tokens.encoded([prompt + one for one in strings(data, offsets)], most_tokens)
     own = answers.rows(rows)
     shares = own.shares() if own.steps is None else own.steps[:, None]
     labels = shares.argmax(axis=1)
@@ -281,34 +294,37 @@ def _rows_of(encoder: Encoder | TorchEncoder, text: TextBuffers, answers: Answer
 def _learned(
     run: _Run, rows: _Rows, held: _Rows | None, rng: np.random.Generator, tell: Tell, stop: Callable[[], bool]
 ) -> Tuned:
-    """Learn, epoch after epoch.
+    """Train epoch after epoch, and return the best encoder.
 
     Parameters
     ----------
     run : _Run
         The encoder and its head.
     rows : _Rows
-        Those that are learned.
-    held : _Rows, optional
-        Those that choose the epoch, if `rows` are not few.
+        The rows to train on.
+    held : _Rows or None
+        The held-out rows, which choose the epoch unless there are few `rows`. None in the second run on few rows, which
+        also trains on the held-out ones.
     rng : Generator
-        Which puts the rows in order.
+        Draws the order of the rows.
     tell, stop
-        As of `fine_tune`.
+        See `fine_tune`.
 
     """
+    # Report the cost. The first run on few rows has reported the cost of the second one too.
     tuning, history = run.tuning, list[Epoch]()
     steps = -(-len(rows) // tuning.batch_size)
-    if held is not None:  # the second time, few rows cost what the first time has told
+    if held is not None:
         _tell_costs(run, rows, steps, tell)
     schedule = torch.optim.lr_scheduler.LambdaLR(run.optimizer, _rates(tuning.epochs * steps))
-    best, kept = (-np.inf, -np.inf), None
+    best, chosen = (-np.inf, -np.inf), None
     are_few = held is None or len(rows) < FEW_ROWS
-    before = 0 if held is not None else tuning.epochs  # without held-out rows it is the second time
+    before = 0 if held is not None else tuning.epochs  # the second run goes on counting epochs
     run.module.train()
     for number in range(1, tuning.epochs + 1):
+        # Train on each batch, and report each step.
         losses = []
-        for done, at in enumerate(_batches(rows, tuning.batch_size, rng), start=1):
+        for step, at in enumerate(_batches(rows, tuning.batch_size, rng), start=1):
             loss = run.loss(rows, at)
             run.optimizer.zero_grad()
             loss.backward()  # type: ignore[no-untyped-call]
@@ -318,31 +334,33 @@ def _learned(
             losses.append(float(loss.detach()))
             if not np.isfinite(losses[-1]):
                 remedy = f"try --learning-rate {tuning.learning_rate / 10:g}"
-                raise BroadsheetError(f"fine-tuning diverges in epoch {number}, step {done}: {remedy}")
-            tell(Step(before + number, done, steps, float(np.mean(losses))))
+                raise BroadsheetError(f"fine-tuning diverges in epoch {number}, step {step}: {remedy}")
+            tell(Step(before + number, step, steps, float(np.mean(losses))))
             if stop():
                 break
+        # Leave out an epoch that was interrupted. Measure a complete one, and keep its weights if they are the best.
         if stop() and len(losses) < steps:
             break
         share, loss_of_held = (np.nan, np.nan) if held is None else run.measured(held)
         history.append(Epoch(before + number, float(np.mean(losses)), share))
         tell(history[-1])
         if are_few or (share, -loss_of_held) > best:
-            best, kept = (share, -loss_of_held), (number, run.module.learned())
+            best, chosen = (share, -loss_of_held), (number, run.module.learned())
         if stop():
             break
-    if held is not None and kept is not None and not are_few and not stop():
-        tell(Note(f"the encoder is that of epoch {kept[0]}, the best on {len(held):,} held-out rows"))
-    encoder = run.module.encoder if kept is None else kept[1]
-    return Tuned(encoder, tuple(history), asdict(tuning) | {"epoch": kept[0] if kept else 0})
+    # Say which epoch was chosen, and return its weights, or the unchanged ones if no epoch was completed.
+    if held is not None and chosen is not None and not are_few and not stop():
+        tell(Note(f"the encoder is that of epoch {chosen[0]}, the best on {len(held):,} held-out rows"))
+    encoder = run.module.encoder if chosen is None else chosen[1]
+    return Tuned(encoder, tuple(history), asdict(tuning) | {"epoch": chosen[0] if chosen else 0})
 
 
 def _tell_costs(run: _Run, rows: _Rows, steps: int, tell: Tell) -> None:
-    """Report what the run costs, and a head alone, by a batch of the usual length that is computed for that."""
+    """Measure a batch of texts of different lengths, and report the time of the run, and that of vectors alone."""
     times = 2 if len(rows) < FEW_ROWS else 1
     at = np.linspace(0, len(rows) - 1, min(run.tuning.batch_size, len(rows))).astype(np.int64)
     seconds = []
-    for _ in range(2):  # the first one also loads what PyTorch needs
+    for _ in range(2):  # in the first one, PyTorch also loads its kernels
         began = time.perf_counter()
         loss = run.loss(rows, at)
         forward = time.perf_counter() - began
@@ -359,13 +377,16 @@ def _tell_costs(run: _Run, rows: _Rows, steps: int, tell: Tell) -> None:
 
 
 def _rates(steps: int) -> Callable[[int], float]:
-    """The learning rate of each step, as a share of the highest."""
+    """Return a function from a step to its learning rate, as a share of the peak. steps: the number of all steps."""
     rising = max(1, steps // 10)
     return lambda step: min((step + 1) / rising, max(0.0, (steps - step) / max(1, steps - rising)))
 
 
 def _batches(rows: _Rows, size: int, rng: np.random.Generator) -> Iterator[RowNumbers]:
-    """The rows in random order. Batches of an epoch have texts of similar length, among 16 batches' worth each."""
+    """Yield the rows of each batch, in random order. The texts of a batch have similar lengths.
+
+    Rows are sorted by length within random groups of 16 batches each.
+    """
     order = rng.permutation(len(rows))
     sizes = np.array([len(one) for one in rows.texts])
     batches = []

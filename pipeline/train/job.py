@@ -26,12 +26,14 @@ class Examples:
 
     Attributes
     ----------
-    ids : ndarray
-        uint8 [N, length].
-    [N] or [N, …], in the form that the objective takes.
-        [N] or [N, …], as the objective takes them.
-    The row numbers of the training rows and of the held-out rows, int64.
-        Row numbers of those that are trained on and those that are held out, int64.
+    ids : uint8 [N, length]
+        The encoded articles.
+    targets : [N] or [N, …]
+        The targets, in the format of the objective.
+    fit : int64 [M]
+        The numbers of the rows to train on.
+    held : int64 [K]
+        The numbers of the held-out rows.
 
     """
 
@@ -44,6 +46,9 @@ class Examples:
 @dataclass(frozen=True)
 class TrainingJob:
     """The settings of a run. A job is small, and can be sent to another process.
+
+    The fields are of four groups: the network (`classes` to `frame`, and `start`); how it is trained (`recipe`,
+    `objective`, `seed`); where (`device`, `precision`); and its checkpoints (`checkpoint`, `every`, `resume`).
 
     Attributes
     ----------
@@ -62,7 +67,7 @@ class TrainingJob:
     checkpoint : Path, optional
         The file of the checkpoint.
     every : int
-        The number of epochs between two writes; 0 for none.
+        The number of epochs between two checkpoints; 0 to write one only when the run is stopped.
     resume : bool
         Whether to continue from the checkpoint.
 

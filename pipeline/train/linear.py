@@ -1,14 +1,18 @@
-"""A linear classifier of each class against all others, with the squared hinge loss.
+"""Linear classifiers of each class against all others, with the squared hinge loss.
 
-Many rows are fitted by LIBLINEAR, as scikit-learn has it, in up to eight parts of the classes at once, where there are
-cores and memory: in processes, since its random numbers are common to the threads of one. Up to MOST_ROWS are fitted
-by their products with each other, of all classes at once, with Newton's method (Chapelle, "Training a Support Vector
-Machine in the Primal", 2007), to the same minimum in a fifth of the time or less: products are computed once for all
-strengths, and of n-grams once for all shares of their kinds, and a fit begins where the one before ended. On a GPU many
-rows are fitted by that method too, in the weights of features.
+There are three ways to fit, with the same minimum:
 
-On nine sets with 500 rows this loss was 0.4 points better on average than multinomial logistic regression on the same
-features (2 with 42 classes), the penalty of each chosen by cross-validation.
+- Up to MOST_ROWS rows: `ProductFitter` fits all classes at once by Newton's method on the products of the rows with
+  each other (Chapelle, "Training a Support Vector Machine in the Primal", 2007). This takes a fifth of LIBLINEAR's time
+  or less: the products are computed once for all strengths of the penalty, those of n-grams of characters once for all
+  shares of the kinds of n-grams, and each fit begins where the previous one ended.
+- More rows on a CPU: `Fitter` uses LIBLINEAR, through scikit-learn. It splits the classes into up to eight parts, and
+  fits the parts in parallel if there are enough cores and memory. The parts need processes, since all threads of a
+  process share LIBLINEAR's random numbers.
+- More rows on a GPU: `GpuFitter` uses Newton's method on the weights of the features.
+
+On nine sets with 500 rows, this loss was 0.4 points better on average than multinomial logistic regression on the same
+features (2 points on a set with 42 classes). Cross-validation chose the penalty of each.
 """
 
 from __future__ import annotations
@@ -35,36 +39,36 @@ Doubles = NDArray[np.float64]
 Singles = NDArray[np.float32]
 
 MOST_ROWS = 7_000
-"""Products of so many rows with each other are 200 MB."""
+"""The products of this many rows with each other take 200 MB."""
 
-_COMMON = 0.1  # of the rows; a feature that more of them have is multiplied as a dense one
+_COMMON = 0.1  # a feature that more than this share of the rows have is multiplied as a dense one
 _BLOCK = 512  # rows whose products of sparse features become dense at once
 _MOST_STEPS, _MOST_DIRECTIONS, _MOST_HALVINGS = 30, 100, 8
-_NEARER = 0.1  # of what a step of Newton's method is off, which the next one needs not
-_SETTLED = 1e-3  # what is reached is nearer to the minimum than what moves the accuracy of any set
-_FURTHER = 10**0.5  # from one penalty to the next, where a fit begins with larger ones
-_LEVEL = 1e-4  # of the slope where all weights are zero: a smaller one is near enough to the minimum
-_LEAST, _ROUNDED = np.float32(1e-30), 1e-5
+_NEARER = 0.1  # conjugate gradients stop if their residual is at most this share of the first one
+_SETTLED = 1e-3  # the relative error at which a fit stops; smaller errors changed the accuracy on none of our sets
+_FURTHER = 10**0.5  # the factor between two penalties, if a fit begins with larger ones
+_LEVEL = 1e-4  # a fit stops if the gradient is at most this share of the gradient at zero weights
+_LEAST, _ROUNDED = np.float32(1e-30), 1e-5  # the least divisor; the relative rounding error of a loss
 
 _PARTS = 8
 _WORTH = 16_000_000
-"""For so many features of rows, each for every class, LIBLINEAR takes longer than processes take to start."""
+"""With more features than this, counted over all rows and classes, LIBLINEAR takes longer than processes to start."""
 
 _OF_PROCESSES = {
     "OMP_NUM_THREADS": "1",
-    "PYTHONWARNINGS": "ignore::RuntimeWarning:runpy",  # this package imports this module before that is run
+    "PYTHONWARNINGS": "ignore::RuntimeWarning:runpy",  # the package imports this module before runpy runs it
 }
 
 
 class Fitted(NamedTuple):
-    """What was fitted.
+    """A fitted linear model.
 
     Attributes
     ----------
     weights : float64 [features, classes]
-        Of the sparse features.
+        The weights of the sparse features.
     of_dense : float64 [more, classes]
-        Of the dense ones.
+        The weights of the dense features.
     bias : float64 [classes]
         The bias.
 
@@ -76,7 +80,7 @@ class Fitted(NamedTuple):
 
 
 def products(left: sp.csr_array, right: sp.csr_array) -> Singles:
-    """The products of N rows with M others, [N, M]."""
+    """Return the products of N rows, `left`, with M rows, `right`: [N, M]."""
     rows = np.minimum(*(np.bincount(side.indices, minlength=right.shape[1]) for side in (left, right)))
     common, others = np.flatnonzero(rows > _COMMON * right.shape[0]), np.flatnonzero(rows)
     others = np.setdiff1d(others, common, assume_unique=True)
@@ -89,9 +93,15 @@ def products(left: sp.csr_array, right: sp.csr_array) -> Singles:
 
 
 class ProductFitter:
-    """Fits to N rows by their products with each other, [N, N], each fit from where the one before ended.
+    """Fits to N rows by Newton's method on their products with each other. Each fit begins where the last one ended.
 
-    products: with one added for the bias. truth, weights: as of `Fitter`.
+    Parameters
+    ----------
+    products : float32 [N, N]
+        The products of the rows, plus 1 for the bias.
+    truth, weights
+        See `Fitter`.
+
     """
 
     def __init__(self, products: Singles, truth: Doubles, weights: Doubles) -> None:
@@ -100,9 +110,11 @@ class ProductFitter:
         self._of_rows = np.zeros(truth.shape, np.float32)
 
     def fit(self, strength: float) -> Singles:
-        """How much each row counts, [N, classes]: weights are sums of the rows' features, with the least loss.
+        """Return the coefficient of each row, [N, classes], that minimises the loss.
 
-        From nothing, Newton's steps may never get near: then it begins anew, with a larger penalty.
+        The weights of the features are the sum of the rows' features, each row times its coefficient. From zero
+        coefficients, Newton's steps may not come near to the minimum. The fit then begins again with a larger penalty,
+        and makes it smaller step by step.
         """
         from_nothing = not self._of_rows.any()
         if not self._settles(strength) and from_nothing:
@@ -113,7 +125,7 @@ class ProductFitter:
         return self._of_rows
 
     def _settles(self, strength: float) -> bool:
-        """Whether Newton's steps from where the last fit ended come near to the least loss."""
+        """Take Newton steps from where the last fit ended. Return whether they came near to the minimum."""
         pull = (2 * self._weights / (len(self._truth) * strength)).astype(np.float32)
         of_rows = self._of_rows
         given, left = self._products @ of_rows, np.arange(self._truth.shape[1])
@@ -136,7 +148,7 @@ class ProductFitter:
         return False
 
     def _step(self, truth: Singles, given: Singles, of_rows: Singles, pull: Singles) -> Singles:
-        """Where the loss would be least if each row stayed on its side of the margin, by conjugate gradients."""
+        """Return the minimum of the loss as if each row stayed on its side of the margin, by conjugate gradients."""
         slope: Singles = pull * (truth * (given < 1) + (1 - truth) * (given > -1))
         counts = slope > 0
         inverse: Singles = np.where(counts, 1 / np.where(counts, slope, 1), 1).astype(np.float32)
@@ -152,8 +164,21 @@ class ProductFitter:
 
 
 def _solved(product: Callable[[Singles], Singles], solution: Singles, off: Singles, scale: Singles | float) -> Singles:
-    """Each column of `solution` nearer to what `product` makes of it, by conjugate gradients. off: how much it lacks
-    now. scale: about the inverse of the product's diagonal. All are NumPy's arrays, or all CuPy's.
+    """Solve a linear system for each column by conjugate gradients, with a preconditioner.
+
+    All arrays are of NumPy, or all of CuPy.
+
+    Parameters
+    ----------
+    product : callable
+        Multiplies columns by the matrix of the system.
+    solution : float32 [N, columns]
+        The first guess, which is changed in place.
+    off : float32 [N, columns]
+        The residual of the first guess, which is changed in place.
+    scale : float32 [N, columns], or float
+        The preconditioner: about the inverse of the matrix's diagonal.
+
     """
     goal = _NEARER * np.linalg.norm(off, axis=0)
     direction: Singles = scale * off
@@ -171,12 +196,22 @@ def _solved(product: Callable[[Singles], Singles], solution: Singles, off: Singl
 
 
 class NewtonFitter:
-    """Fits to rows by Newton's method in the weights, of all classes at once, each fit from where the one before ended
-    (Lin, Weng and Keerthi, "Trust Region Newton Method for Logistic Regression", 2008; here a step that makes the loss
-    worse is halved).
+    """Fits to rows by Newton's method on the weights of the features, for all classes at once.
 
-    rows: [N, features], the last one 1, and turned: both multiply arrays. truth: [N, classes], weights: [N, 1 or
-    classes], as of `Fitter`. The arrays are NumPy's, or all CuPy's.
+    Each fit begins where the last one ended. The source is Lin, Weng and Keerthi, "Trust Region Newton Method for
+    Logistic Regression", 2008; but here, a step that increases the loss is halved.
+
+    Parameters
+    ----------
+    rows : [N, features]
+        A matrix of the features that supports ``@``. The last feature is 1, for the bias.
+    turned : [features, N]
+        The transposed matrix.
+    truth : float32 [N, classes]
+        See `Fitter`. The arrays are all of NumPy, or all of CuPy.
+    weights : float32 [N, 1] or [N, classes]
+        See `Fitter`.
+
     """
 
     def __init__(self, rows: Any, turned: Any, truth: Singles, weights: Singles) -> None:
@@ -185,7 +220,7 @@ class NewtonFitter:
         self._solution = 0 * (turned @ truth)
 
     def fit(self, strength: float) -> Any:
-        """The weights [features, classes] with the least loss, the last ones of the bias."""
+        """Return the weights [features, classes] with the least loss. The last row is the bias."""
         solution, given = self._solution, self._rows @ self._solution
         loss, slopes = self._loss(solution, given, strength)
         for _ in range(_MOST_STEPS):
@@ -208,13 +243,13 @@ class NewtonFitter:
                     break
                 factor = np.where(worse, factor / 2, factor)
             else:
-                break  # no step of some class makes its loss less
+                break  # for some class, no step makes the loss smaller
             solution, given, loss = solution + factor * ahead, given + factor * gained, tried
         self._solution = solution
         return solution
 
     def _loss(self, solution: Singles, given: Singles, strength: float) -> tuple[Singles, Singles]:
-        """The loss of each class, and its slope with respect to each output of a row."""
+        """Return the loss of each class, and its derivative with respect to each output of a row."""
         short, over = np.maximum(1 - given, 0), np.maximum(1 + given, 0)
         of_rows = self._pull * (self._truth * short**2 + (1 - self._truth) * over**2)
         loss = (of_rows.sum(axis=0) + strength * (solution**2).sum(axis=0)) / 2
@@ -222,31 +257,31 @@ class NewtonFitter:
 
 
 def _pulled(truth: Singles, given: Singles, pull: Singles) -> Singles:
-    """The weight that each row would have by the slope of its loss."""
+    """Return the coefficient of each row that the derivative of its loss gives."""
     pulled: Singles = pull * (truth * np.maximum(1 - given, 0) - (1 - truth) * np.maximum(1 + given, 0))
     return pulled
 
 
 def _loss(truth: Singles, given: Singles, of_rows: Singles, pull: Singles) -> Singles:
-    """The loss of each class, divided by the strength."""
+    """Return the loss of each class, divided by the strength of the penalty."""
     short = truth * np.maximum(1 - given, 0) ** 2 + (1 - truth) * np.maximum(1 + given, 0) ** 2
     loss: Singles = (of_rows * given + pull * short).sum(axis=0) / 2
     return loss
 
 
 class Problem(NamedTuple):
-    """What all fits to some rows have in common.
+    """The data that all fits to some rows share.
 
     Attributes
     ----------
     features : sparse [rows, features]
         The features.
     truth : float64 [rows, classes]
-        As of `Fitter`.
+        See `Fitter`.
     weights : float64 [rows], or [rows, classes]
-        As of `Fitter`.
+        See `Fitter`.
     one_label : bool
-        Whether each row has one label, which counts alike for all classes.
+        Whether each row has exactly one label, and the same weight for all classes.
 
     """
 
@@ -257,15 +292,20 @@ class Problem(NamedTuple):
 
     @property
     def parts(self) -> list[NDArray[np.int64]]:
-        """Classes that are fitted together: the same ones however many cores there are, so that the bits are too."""
+        """The classes of each part that is fitted at once.
+
+        The parts don't depend on the number of cores, so the result is the same, bit by bit, on every machine.
+        """
         classes = self.truth.shape[1]
         return np.array_split(np.arange(classes), min(_PARTS, classes) if classes > 2 else 1)
 
     def fit(self, part: NDArray[np.int64], strength: float) -> tuple[Doubles, Doubles]:
-        """Weights [classes of the part, features] and biases."""
+        """Fit the classes of a part: their weights [classes of the part, features], and their biases."""
+        # If all rows agree about a class, it has no weights, and its bias has this exact solution.
         slope = 2 * self.weights.mean()
         weights = np.zeros((len(part), self.features.shape[1]))
-        bias = (2 * self.truth[0, part] - 1) * slope / (slope + strength)  # where all rows agree
+        bias = (2 * self.truth[0, part] - 1) * slope / (slope + strength)
+        # With one label each, one call of LIBLINEAR fits all classes of the part, against each other and the others.
         if self.one_label:
             of_rows = self.truth.argmax(axis=1)
             labels = np.where(np.isin(of_rows, part), of_rows, -1)
@@ -277,6 +317,7 @@ class Problem(NamedTuple):
                 ours = there >= 0
                 weights[there[ours] - part[0]], bias[there[ours] - part[0]] = planes[ours], of[ours]
             return weights, bias
+        # Otherwise, fit class by class. A row that is partly right is on both sides, with its shares as weights.
         for at, number in enumerate(part):
             weighs = self.weights if self.weights.ndim == 1 else self.weights[:, number]
             both = self.truth[:, number], 1 - self.truth[:, number]
@@ -291,14 +332,18 @@ class Problem(NamedTuple):
     def _fitted(
         self, features: sp.csr_array, labels: NDArray[np.int64], weights: Doubles, strength: float
     ) -> tuple[Doubles, Doubles]:
-        """Weights and biases, of classes in ascending order, or of the larger of two."""
-        # LIBLINEAR's loss is a sum over the rows.
+        """Fit by LIBLINEAR: the weights and biases of the labels in ascending order; of two labels only the larger."""
+        # LIBLINEAR's loss is a sum over the rows, not a mean.
         machine = _machine("LinearSVC", features, labels, weights, C=1 / (strength * len(self.truth)))
         return machine.coef_, machine.intercept_
 
 
 def _machine(kind: str, features: sp.csr_array, truth: NDArray[Any], weights: Doubles | None, **options: Any) -> Any:
-    """One of LIBLINEAR's, fitted. Few rows need none: importing scikit-learn takes longer than their fit."""
+    """Fit one of LIBLINEAR's models.
+
+    The import is inside this function, because importing scikit-learn takes longer than fitting few rows, which do not
+    need it.
+    """
     from sklearn import svm
     from sklearn.exceptions import ConvergenceWarning
 
@@ -309,8 +354,9 @@ def _machine(kind: str, features: sp.csr_array, truth: NDArray[Any], weights: Do
 
 
 class Processes:
-    """Fit the parts of a problem, each in one of some processes, which end with this. Raises BroadsheetError where one
-    cannot be started, or ends.
+    """Processes that fit the parts of a problem. They end with this object.
+
+    Raises BroadsheetError if a process cannot be started, or if it ends.
     """
 
     def __init__(self, problem: Problem, count: int) -> None:
@@ -323,7 +369,7 @@ class Processes:
         self._ask([problem] * count)
 
     def fit(self, parts: list[NDArray[np.int64]], strength: float) -> list[tuple[Doubles, Doubles]]:
-        """As `Problem.fit`, of each part."""
+        """Return the result of `Problem.fit` for each part."""
         count = len(self._children)
         self._ask([(parts[first::count], strength) for first in range(count)])
         answers: list[Any] = [None] * len(parts)
@@ -357,10 +403,19 @@ def _serve(connection: socket.socket) -> None:
 
 
 class Fitter:
-    """Fits to rows, as often as one likes.
+    """Fits to the same rows with different strengths of the penalty, by LIBLINEAR.
 
-    features: [rows, features]. truth: [rows, classes], from 0 to 1: by how much each class is right. weights: [rows],
-    how much each counts, or [rows, classes], for each class. dense: [rows, more], of more features.
+    Parameters
+    ----------
+    features : sparse [rows, features]
+        The features.
+    truth : float64 [rows, classes]
+        How far each class is right, from 0 to 1.
+    weights : float64 [rows], or [rows, classes]
+        The weight of each row, or of each row for each class.
+    dense : float64 [rows, more], optional
+        More features, which are dense.
+
     """
 
     def __init__(self, features: sp.csr_array, truth: Doubles, weights: Doubles, dense: Doubles | None = None) -> None:
@@ -375,7 +430,7 @@ class Fitter:
     def fit(self, strength: float) -> Fitted:
         """Minimise the mean squared hinge loss, summed over the classes, plus strength/2 * sum of squared weights.
 
-        The bias is the weight of a feature that every row has, and costs as much as another.
+        The bias is the weight of a feature that every row has, and the penalty includes it.
         """
         parts = self._problem.parts
         if self._count > 1:
@@ -388,7 +443,7 @@ class Fitter:
 
 
 class GpuFitter:
-    """As `Fitter`, on a GPU. Raises BroadsheetError where that has too little memory."""
+    """Fits like `Fitter`, on a GPU. Raises BroadsheetError if the GPU has too little memory."""
 
     def __init__(self, features: sp.csr_array, truth: Doubles, weights: Doubles, dense: Doubles | None = None) -> None:
         import cupy as cp
@@ -402,14 +457,14 @@ class GpuFitter:
             self._newton = NewtonFitter(_OnGpu(rows), _OnGpu(rows.T.tocsr()), *arrays)
 
     def fit(self, strength: float) -> Fitted:
-        """The same as `Fitter.fit`."""
+        """Minimise the loss of `Fitter.fit`."""
         with _enough_memory():
             weights = self._newton.fit(strength).get().astype(np.float64)
         return Fitted(weights[: self._sparse], weights[self._sparse : -1], weights[-1])
 
 
 class _OnGpu:
-    """A sparse matrix that multiplies CuPy's arrays, by cuSPARSE as PyTorch has it."""
+    """A sparse matrix that multiplies CuPy's arrays, by cuSPARSE through PyTorch."""
 
     def __init__(self, matrix: sp.csr_array) -> None:
         import torch
@@ -417,7 +472,7 @@ class _OnGpu:
         parts = matrix.indptr, matrix.indices, matrix.data.astype(np.float32)
         rows, columns, values = (torch.from_numpy(part).cuda() for part in parts)
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", UserWarning)  # PyTorch calls them new
+            warnings.simplefilter("ignore", UserWarning)  # PyTorch warns that sparse tensors are in beta state
             self._matrix = torch.sparse_csr_tensor(rows, columns, values, matrix.shape)
 
     def __matmul__(self, right: Any) -> Any:
@@ -439,17 +494,23 @@ def _enough_memory() -> Iterator[None]:
 
 
 def _processes_for(problem: Problem) -> int:
-    """How many processes are worth their start, and have memory: each has the features, and LIBLINEAR's own copy."""
+    """Return how many processes are worth their start and fit into memory.
+
+    Each process holds the features twice: a copy of its own, and LIBLINEAR's.
+    """
     size = 40 * int(problem.features.nnz)
     if problem.features.nnz * problem.truth.shape[1] < _WORTH:
         return 1
     memory = int(psutil.virtual_memory().available)
-    cores = min(free_cores() + 1, available_cores())  # this process counts as busy, and only waits meanwhile
+    cores = min(free_cores() + 1, available_cores())  # this process counts as busy, but it only waits for the others
     return max(1, min(len(problem.parts), cores, memory // (2 * size)))
 
 
 class NumberFitter:
-    """Fits one number to rows, as `Fitter` fits classes. numbers: [rows]. absolute: the loss, instead of its square."""
+    """Fits one number to rows, as `Fitter` fits classes.
+
+    numbers: float64 [rows]. absolute: whether the loss is the absolute error, or its square.
+    """
 
     def __init__(self, features: sp.csr_array, numbers: Doubles, dense: Doubles | None, absolute: bool) -> None:
         self._features = features if dense is None else sp.hstack([features, sp.csr_array(dense)], format="csr")
@@ -459,7 +520,7 @@ class NumberFitter:
         self._numbers = (numbers - self._centre) / self._scale
 
     def fit(self, strength: float) -> Fitted:
-        """Minimise the mean loss of the number over its standard deviation plus strength/2 * sum of squared weights."""
+        """Minimise the mean loss of the standardised number plus strength/2 * sum of squared weights."""
         losses = ("squared_epsilon_insensitive", "epsilon_insensitive")
         options = {"C": 1 / (strength * len(self._numbers)), "loss": losses[self._absolute], "dual": self._absolute}
         machine = _machine("LinearSVR", self._features, self._numbers, None, epsilon=0, **options)

@@ -1,4 +1,4 @@
-"""The training loop: AdamW over augmented epochs, and a running average of the weights, which becomes the model."""
+"""The training loop: AdamW on augmented articles, and a running average of the weights, which becomes the model."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ from .packed import PackedCNN
 from .progress import Cost, Epoch, Step, Tell, TrainingStopped
 from .recipe import Recipe
 
-_WARMUP_FROM = 0.04  # share of the peak rate at the first step
-_AVERAGE_FROM = 0.25  # share of the steps after which the average begins
-_AUGMENTED_AT_ONCE = 4096  # articles, which bounds the memory that augmentation takes
-_H200_GROUPS = 840_000  # a second, in training: 28,000 articles of AG News
-_PERMUTATION, _AUGMENTATION, _DROPOUT = range(3)  # what is drawn
+_WARMUP_FROM = 0.04  # the rate of the first step, as a share of the peak rate
+_AVERAGE_FROM = 0.25  # the average begins after this share of the steps
+_AUGMENTED_AT_ONCE = 4096  # articles; this bounds the memory of augmentation
+_H200_GROUPS = 840_000  # groups that an NVIDIA H200 trains on per second: 28,000 articles of AG News
+_PERMUTATION, _AUGMENTATION, _DROPOUT = range(3)  # the kinds of random draws
 
 
 @dataclass(frozen=True)
 class DeviceExamples:
-    """Encoded articles on the training device. ids: uint8 [N, length]. targets: as the objective takes them."""
+    """Encoded articles on the training device. ids: uint8 [N, length]. targets: in the format of the objective."""
 
     ids: Tensor
     targets: Tensor
@@ -44,14 +44,14 @@ class DeviceExamples:
 
 @dataclass(frozen=True)
 class Saving:
-    """Where checkpoints are written.
+    """Where and when the run writes checkpoints.
 
     Attributes
     ----------
     path : Path
         The file.
     every : int
-        Epochs between two writes; 0 to write only when the run is stopped.
+        Epochs between two checkpoints; 0 to write one only when the run is stopped.
     job : dict
         The identity of the job.
 
@@ -63,8 +63,15 @@ class Saving:
 
 
 class TrainingRun:
-    """A run over the rows `train`, evaluated on the rows `held_out`. Every process of a group has all rows, and
-    computes its share of each batch.
+    """A run on the rows `train`, evaluated on the rows `held_out`.
+
+    Every process of a group has all rows, and computes its share of each batch. The stages of a run:
+
+    1. `go_on_from`, only to resume: restores the state of a checkpoint.
+    2. `finish`: measures the cost of a step, then trains epoch by epoch. An epoch draws an order of the rows, augments
+       them in blocks of some batches, and takes a step for each batch. After an epoch, the run evaluates the averaged
+       weights, writes a checkpoint if one is due, and reports the epoch.
+    3. `average` then holds the weights of the model, and `history` the figures of the epochs.
 
     Parameters
     ----------
@@ -73,21 +80,21 @@ class TrainingRun:
     train : DeviceExamples
         The rows to train on.
     held_out : DeviceExamples
-        The rows to evaluate on; maybe none.
+        The rows to evaluate on. There may be none.
     alphabet : Alphabet
         The characters that the network reads.
     recipe : Recipe
         The settings of the run.
     objective : Objective
-        What training makes as small as possible.
+        The loss to minimise.
     seed : int
-        Of every random choice.
+        The seed of every random choice.
     group : ProcessGroup
         The processes that share the run.
-    begun : bool
-        All layers but the last come from another model.
+    from_model : bool
+        Whether all layers but the last come from another model.
     eager : int
-        How many steps on a GPU are launched kernel by kernel, before CUDA graphs are made.
+        The number of steps on a GPU that launch kernel by kernel, before the run captures CUDA graphs.
 
     """
 
@@ -101,7 +108,7 @@ class TrainingRun:
         objective: Objective,
         seed: int,
         group: ProcessGroup,
-        begun: bool = False,
+        from_model: bool = False,
         eager: int = EAGER_CALLS,
     ) -> None:
         self.network, self.recipe, self._objective = network, recipe, objective
@@ -115,9 +122,9 @@ class TrainingRun:
         self._cuda = self._device.type == "cuda"
         self._model = group.wrap(network)
         self._at_once = self._batch if self._cuda else ARTICLES_IN_CACHE
-        self._optimizer = _optimizer(network, recipe, begun)
+        self._optimizer = _optimizer(network, recipe, from_model)
         self._shares = torch.tensor([own["share"] for own in self._optimizer.param_groups], device=self._device)
-        self._rates = torch.zeros_like(self._shares)  # on the device, where a graph that is replayed reads them
+        self._rates = torch.zeros_like(self._shares)  # on the device, where a replayed graph reads them
         for own, rate in zip(self._optimizer.param_groups, self._rates, strict=True):
             own["lr"] = rate
         self._replayed = Replayed(self._train_on, eager) if self._cuda else None
@@ -126,9 +133,10 @@ class TrainingRun:
         self.history: tuple[Epoch, ...] = ()
 
     def finish(self, tell: Tell, saving: Saving | None, stop: Callable[[], bool], name: str) -> None:
-        """Train what is left, and report it to `tell`. name: of the device.
+        """Train the remaining epochs, and report them to `tell`. name: the name of the device.
 
-        Raises TrainingStopped, after a checkpoint, where `stop` becomes true; BroadsheetError where the loss diverges.
+        Raises TrainingStopped, after writing a checkpoint, if `stop` returns true; BroadsheetError if the loss
+        diverges.
         """
         if len(self.history) < self.recipe.epochs:
             tell(self._cost(name))
@@ -137,7 +145,7 @@ class TrainingRun:
         finally:
             if self._replayed:
                 self._replayed.release()
-                self._replayed = None  # it refers to this run, which is large
+                self._replayed = None  # it holds a reference to this run, which is large
 
     def _finish(self, tell: Tell, saving: Saving | None, stop: Callable[[], bool]) -> None:
         while len(self.history) < self.recipe.epochs:
@@ -156,21 +164,23 @@ class TrainingRun:
             tell(self.history[-1])
 
     def _epoch(self, number: int, tell: Tell, stop: Callable[[], bool]) -> bool:
-        """Train what is left of an epoch; False if it was stopped. What is drawn depends on the epoch and the step, so
-        that a checkpoint between two steps needs no generator's state.
+        """Train the remaining steps of an epoch; return False if the run was stopped.
+
+        Random draws depend only on the seed, the process, the epoch and the step. So a checkpoint between two steps
+        does not need the state of a random generator.
         """
-        done = self._steps - (number - 1) * self._steps_per_epoch
+        steps_done = self._steps - (number - 1) * self._steps_per_epoch
         in_block = max(_AUGMENTED_AT_ONCE // self._batch, 1)
         self._draw(_PERMUTATION, number)
         order = torch.randperm(len(self._train.ids), device=self._device)
         batches = order[: self._steps_per_epoch * self._batch].view(-1, self._batch)
-        for first in range(done - done % in_block, self._steps_per_epoch, in_block):
+        for first in range(steps_done - steps_done % in_block, self._steps_per_epoch, in_block):
             rows = batches[first : first + in_block, self._group.share(self._batch)]
             self._draw(_AUGMENTATION, number, first, self._group.rank)
             ids, targets, groups, stopped = self._block(rows, stop())
             if stopped:
                 return False
-            for step in range(max(first, done), first + len(rows)):
+            for step in range(max(first, steps_done), first + len(rows)):
                 if self._group.size == 1 and stop():
                     return False
                 self._draw(_DROPOUT, number, step, self._group.rank)
@@ -180,15 +190,17 @@ class TrainingRun:
         return True
 
     def _block(self, rows: Tensor, stop: bool = False) -> tuple[Tensor, Tensor, list[int], bool]:
-        """Augmented articles and targets of some batches, [batches, articles, …], the groups of each batch, and whether
-        one of the processes is to stop. This is the only place where the host waits for the device.
+        """Augment the articles of some batches.
+
+        Returns the articles and their targets, [batches, articles, …], the number of groups of each batch, and whether
+        one of the processes is to stop. This is the only place of an epoch where the host waits for the device.
         """
         ids = augment(self._train.ids[rows.flatten()], self._alphabet, self.recipe)
         groups = self.network.groups(ids).view(len(rows), -1).sum(1)
-        *most, stopped = self._group.most(torch.cat([groups, groups.new_full((1,), stop)])).tolist()
+        *counts, stopped = self._group.most(torch.cat([groups, groups.new_full((1,), stop)])).tolist()
         if self._cuda:
-            most = [rounded(count) for count in most]
-        return ids.view(*rows.shape, -1), self._train.targets[rows], most, bool(stopped)
+            counts = [rounded(count) for count in counts]
+        return ids.view(*rows.shape, -1), self._train.targets[rows], counts, bool(stopped)
 
     def _step(self, ids: Tensor, targets: Tensor, groups: int) -> None:
         torch.mul(self._shares, self._rate(), out=self._rates)
@@ -197,22 +209,22 @@ class TrainingRun:
         self._steps += 1
 
     def _train_on(self, ids: Tensor, targets: Tensor, groups: int, averaging: bool) -> None:
-        """All that a step does on the device."""
+        """Do everything that a step does on the device."""
         self._losses += self._gradients(ids, targets, groups)
         if len(self._train.ids) < FEW_ROWS:
             centre_gradients(self.network)
         torch.nn.utils.clip_grad_norm_(self.network.parameters(), self.recipe.clip)
-        for settings in self._optimizer.param_groups:  # PyTorch warns where it is set and nothing is captured
+        for settings in self._optimizer.param_groups:  # PyTorch warns if `capturable` is set outside a capture
             settings["capturable"] = self._cuda and torch.cuda.is_current_stream_capturing()
         self._optimizer.step()
         self._average(averaging)
 
     def _rate(self) -> float:
-        """The learning rate of this step."""
+        """Return the learning rate of this step."""
         return self.recipe.learning_rate * _share_of_peak(self._steps / self._all_steps, self.recipe.warmup)
 
     def _gradients(self, ids: Tensor, targets: Tensor, groups: int) -> Tensor:
-        """Compute the gradients of the batch whose share this is; returns this share's part of the loss."""
+        """Compute the gradients for this process's share of a batch; return this share's part of the loss."""
         self._optimizer.zero_grad()
         losses = torch.zeros((), device=self._device)
         for first in range(0, len(ids), self._at_once):
@@ -227,18 +239,18 @@ class TrainingRun:
         return losses
 
     def _average(self, averaging: bool) -> None:
-        """Move the average towards the weights; in the first quarter of the steps it equals them."""
+        """Move the average towards the weights. In the first quarter of the steps, it equals them."""
         decay = min(self.recipe.average, 1 - min(10 / self._all_steps, 1.0))
         weight = 1 - decay if averaging else 1.0
         with torch.no_grad():
             torch._foreach_lerp_(list(self.average.parameters()), list(self.network.parameters()), weight)
 
     def _draw(self, *what: int) -> None:
-        """Begin the draws of one kind, in one place of the run."""
+        """Seed PyTorch's generator for the draws of one kind at one place of the run."""
         torch.manual_seed(int(np.random.SeedSequence((self._seed, *what)).generate_state(1, np.uint64)[0] >> 1))
 
     def _held_out_accuracy(self) -> float:
-        """Share of the held-out rows that the averaged network labels right."""
+        """Return the share of the held-out rows that the averaged network labels right; nan if there are none."""
         count = len(self._held_out.ids)
         if not count:
             return math.nan
@@ -250,7 +262,7 @@ class TrainingRun:
         return float(self._group.total(right)) / count
 
     def _cost(self, name: str) -> Cost:
-        """What the epochs that are left will take, by a trial step that changes nothing."""
+        """Estimate the time of the remaining epochs by a trial step, which does not change the weights."""
         self.network.train()
         self._draw(_AUGMENTATION, 0)
         rows = torch.arange(self._batch, device=self._device)[self._group.share(self._batch)]
@@ -275,7 +287,7 @@ class TrainingRun:
         return Cost(name, steps * self._batch, epochs, seconds * steps, fast)
 
     def _save(self, saving: Saving | None, losses: float) -> None:
-        """Write a checkpoint, in the process that has where. losses: of the epoch, so far."""
+        """Write a checkpoint, only in the process that has `saving`. losses: the sum of the epoch's losses so far."""
         if saving is None:
             return
         named = dict(self.network.named_parameters())
@@ -290,7 +302,10 @@ class TrainingRun:
         Checkpoint(saving.job, self._steps, self.history, losses, tensors).save(saving.path)
 
     def go_on_from(self, checkpoint: Checkpoint | None) -> None:
-        """Restore the state of a checkpoint, which the first process has; `finish` then trains what comes after it."""
+        """Restore the state of a checkpoint, from which `finish` then goes on.
+
+        Only the first process has the checkpoint. It sends the state to the others.
+        """
         state = None if checkpoint is None else (checkpoint.steps, checkpoint.history, checkpoint.losses)
         self._steps, self.history, losses = self._group.of_first(state)
         if checkpoint is not None:
@@ -308,32 +323,33 @@ class TrainingRun:
 
 
 def _share_of_peak(progress: float, warmup: float) -> float:
-    """Share of the peak learning rate: up along a cosine from _WARMUP_FROM, then down along one to zero."""
+    """Return the rate as a share of its peak: along a cosine from _WARMUP_FROM up to 1, then along one down to 0."""
     if progress < warmup:
         return _WARMUP_FROM + (1 - _WARMUP_FROM) * 0.5 * (1 - math.cos(math.pi * progress / warmup))
     return 0.5 * (1 + math.cos(math.pi * (progress - warmup) / (1 - warmup)))
 
 
-def _optimizer(network: PackedCNN, recipe: Recipe, begun: bool) -> torch.optim.AdamW:
-    """AdamW without weight decay on biases, and with fc1's smaller rate (its decay a step stays that of the others).
+def _optimizer(network: PackedCNN, recipe: Recipe, from_model: bool) -> torch.optim.AdamW:
+    """Return AdamW without weight decay of biases, and with fc1's smaller rate.
 
-    begun: all layers but the last come from another model. They learn slower, and their decay is slower with them.
+    In a step, fc1's weights decay as much as all others. from_model: whether all layers but the last come from another
+    model. These layers learn more slowly, and decay more slowly too.
     """
     groups: dict[tuple[float, float], list[nn.Parameter]] = {}
     for name, parameter in network.named_parameters():
         slower = recipe.fc1_rate if name == "fc1.weight" else 1.0
         decay = recipe.weight_decay / slower if parameter.ndim > 1 else 0.0
-        share = slower * (recipe.init_rate if begun and not name.startswith("fc3.") else 1.0)
+        share = slower * (recipe.init_rate if from_model and not name.startswith("fc3.") else 1.0)
         groups.setdefault((decay, share), []).append(parameter)
     settings = [{"params": own, "weight_decay": decay, "share": share} for (decay, share), own in groups.items()]
     return torch.optim.AdamW(settings, fused=True)
 
 
 def augment(ids: Tensor, alphabet: Alphabet, recipe: Recipe) -> Tensor:
-    """Articles uint8 [N, length] with words, characters and spans changed, then moved; `ids` is not modified.
+    """Erase words, replace characters, erase spans, then move each article, uint8 [N, length]. `ids` is not modified.
 
-    Erased characters become unknown ones, which are zero columns like the padding. A text ends where it ended, unless
-    it is moved. Draws from PyTorch's global generator of the device.
+    Erased characters become unknown characters, whose one-hot columns are zero, like those of padding. The end of a
+    text only changes if the text is moved. The draws are from PyTorch's global generator of the device.
     """
     if recipe.dropped_words:
         ids = _drop_words(ids, alphabet, recipe.dropped_words)
@@ -359,7 +375,7 @@ def _uniform(ids: Tensor, columns: int = 1) -> Tensor:
 
 
 def _drop_words(ids: Tensor, alphabet: Alphabet, share: float) -> Tensor:
-    """Erase words, each article's share drawn between zero and twice `share`."""
+    """Erase words. The share of erased words is drawn for each article, between zero and twice `share`."""
     space = alphabet.symbols.find(" ")
     between = ids == (space if space >= 0 else alphabet.unknown)
     word = between.cumsum(1)
@@ -375,20 +391,28 @@ def _replace_characters(ids: Tensor, alphabet: Alphabet, share: float) -> Tensor
 
 
 FEW_ROWS = 20_000
-"""Gradients are centred below so many rows. With more, the rate rises so slowly that the network learns without it."""
+"""A run on fewer rows than this centres its gradients.
+
+With more rows, the learning rate rises so slowly that the network learns without centring.
+"""
 
 _CENTRED = ("conv2", "conv3", "conv4", "conv5", "conv6", "fc1", "fc2")
 
 
 def centre_gradients(network: nn.Module) -> None:
-    """Take from the gradient of each output's weights its mean over the inputs: it cannot move all articles alike then.
+    """Subtract from the gradient of each output's weights its mean over the inputs (gradient centralisation).
 
-    With few rows, the network would come to answer every article the same. The inputs of these layers are outputs of a
-    ReLU, so none is negative, and at first they differ little between articles. Whatever a small batch says by chance,
-    such as that it has more rows of one class, is then a gradient of one sign for all weights of an output, and AdamW
-    moves each by the whole rate: the mean of the activations grows from block to block, block 6's norm divides by it,
-    and what differs between articles is lost. Without its mean over the inputs, the gradient has no such part (gradient
-    centralisation: Yong and others, 2020, https://arxiv.org/abs/2004.01461).
+    Without this, and with few rows, the network would learn to give every article the same answer:
+
+    - The inputs of these layers are outputs of a ReLU, so none is negative, and at first they differ little between
+      articles.
+    - Chance patterns of a small batch, such as more rows of one class, then give all weights of an output a gradient of
+      the same sign, and AdamW moves each weight by the whole rate.
+    - So the mean of the activations grows from block to block, the norm of block 6 divides by it, and the differences
+      between articles vanish.
+
+    A gradient without its mean over the inputs cannot move all articles alike. Source: Yong and others, 2020,
+    https://arxiv.org/abs/2004.01461.
     """
     for name in _CENTRED:
         gradient = network.get_parameter(f"{name}.weight").grad
@@ -397,7 +421,7 @@ def centre_gradients(network: nn.Module) -> None:
 
 
 def device_of(job: TrainingJob) -> torch.device:
-    """The device on which a job runs in this process. Raises UsageError where there is no GPU and it wants one."""
+    """Return the device on which a job runs in this process. Raises UsageError if it needs a GPU and there is none."""
     cuda = torch.cuda.is_available()
     if job.device == "cuda" and not cuda:
         raise UsageError("PyTorch finds no CUDA device here: use --device cpu")
@@ -405,7 +429,7 @@ def device_of(job: TrainingJob) -> torch.device:
 
 
 def _on(device: torch.device, examples: Examples) -> tuple[DeviceExamples, DeviceExamples]:
-    """The rows to train on and the held-out rows, on a device."""
+    """Copy the rows to train on, and the held-out rows, to a device."""
     fit, held = (
         DeviceExamples(*(torch.from_numpy(values[rows]).to(device) for values in (examples.ids, examples.targets)))
         for rows in (examples.fit, examples.held)
@@ -422,13 +446,14 @@ def run(
 ) -> Outcome:
     """Run a job in this process, which may be one of a group.
 
-    Raises UsageError for a device that is not there, a checkpoint that is missing, of another job, or would be
-    overwritten, and a folder that this host does not see; TrainingStopped; BroadsheetError where the loss diverges.
+    Raises UsageError for a device that does not exist, for a checkpoint that is missing, that is of another job, or
+    that would be overwritten, and for a folder that this host does not see; TrainingStopped if the run was stopped;
+    BroadsheetError if the loss diverges.
 
     Parameters
     ----------
     job : TrainingJob
-        How the run goes.
+        The settings of the run.
     examples : Examples
         The articles and their targets.
     tell : callable
@@ -436,9 +461,10 @@ def run(
     stop : callable
         Returns whether the run is to stop.
     group : ProcessGroup, optional
-        The processes that share the run; by default this one alone.
+        The processes that share the run; by default this process alone.
 
     """
+    # Choose the device and the precision, and check the options that depend on them.
     device, group, recipe = device_of(job), group or ProcessGroup(), job.recipe
     cuda = device.type == "cuda"
     mixed = job.precision == "bf16" or (job.precision == "auto" and cuda)
@@ -453,13 +479,17 @@ def run(
         torch.random.fork_rng(devices=[device] if cuda else []),
         torch.backends.cudnn.flags(enabled=True, benchmark=cuda),
     ):
+        # Make the network, with the weights of another model if the job begins with one.
         torch.manual_seed(job.seed)
         network = PackedCNN(job.layers, job.frame, compute, recipe.dropout, recipe.input_dropout).to(device)
         for name, parameter in network.named_parameters():
             if name in job.start:
                 parameter.data.copy_(torch.from_numpy(job.start[name].astype(np.float32)))
-        begun = bool(job.start)
-        loop = TrainingRun(network, *_on(device, examples), job.symbols, recipe, job.objective, job.seed, group, begun)
+        # Train it, from a checkpoint if the run is resumed.
+        from_model = bool(job.start)
+        loop = TrainingRun(
+            network, *_on(device, examples), job.symbols, recipe, job.objective, job.seed, group, from_model
+        )
         if job.resume:
             loop.go_on_from(Checkpoint.load(saving.path, saving.job) if saving else None)
         on = f"{f'{group.size} × ' if group.size > 1 else ''}{_name(device)}, {'bf16' if mixed else 'fp32'}"

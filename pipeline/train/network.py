@@ -1,6 +1,7 @@
-"""The network in PyTorch: the modules of the layer table, in the channels-last order that tensor cores read.
+"""The network in PyTorch, in the channels-last order that tensor cores read.
 
-And a model as such a module, to run, fine-tune or export with PyTorch.
+`CharCNN` has the modules of the layer table. `TorchModule` is such a network with the weights of a model, which you can
+run, fine-tune or export with PyTorch.
 """
 
 from __future__ import annotations
@@ -20,32 +21,32 @@ from ..model.layers import NORM_EPSILON, Frame, Layer
 from ..model.ngrams import of_network
 from ..model.several import load_one
 
-_CHANNELS_MULTIPLE = 8  # tensor cores want 16-byte rows
+_CHANNELS_MULTIPLE = 8  # tensor cores need rows of a multiple of 16 bytes
 
 ARTICLES_IN_CACHE = 32
-"""How many a CPU computes at a time: 1.4 times as fast as 256."""
+"""The number of articles that a CPU computes at once. 32 at once are 1.4 times as fast as 256."""
 
-_ON_A_GPU = 512
+_ON_A_GPU = 512  # articles that a GPU computes at once
 
 
 class CharCNN(nn.Module):
-    """The network of a layer table; its state dict has the model file's names and shapes.
+    """The network of a layer table. Its state dict has the names and shapes of the model file.
 
-    Initial weights are PyTorch's own, drawn from its global generator. Training computes the same with less work
-    (`packed.py`).
+    The initial weights are PyTorch's defaults, drawn from its global generator. For training, `packed.py` computes the
+    same network with less work.
 
     Parameters
     ----------
     layers : tuple of Layer
         The layers, as `model.layers.layer_table` returns them.
     frame : Frame
-        Whether what follows a text's end counts.
+        Whether positions after the end of a text count ("dense") or not ("text").
     compute : torch.dtype
         The type in which convolutions, fc1 and fc2 compute. Everything else computes in the weights' type, float32.
     dropout : float
-        The share of the inputs of fc2 and fc3 that training leaves out.
+        The share of the inputs of fc2 and fc3 that training sets to zero.
     input_dropout : float
-        The share of the inputs of fc1 that training leaves out.
+        The share of the inputs of fc1 that training sets to zero.
 
     """
 
@@ -69,7 +70,7 @@ class CharCNN(nn.Module):
                 self.add_module(layer.norm, nn.LayerNorm((layer.outputs, layer.rows_out), NORM_EPSILON))
 
     def forward(self, ids: Tensor) -> Tensor:
-        """Logits float32 [N, classes] of encoded articles, uint8 [N, length]."""
+        """Compute the logits, float32 [N, classes], of encoded articles, uint8 [N, length]."""
         x = self._one_hot(ids)
         for layer in self._layers:
             if layer.kind == "conv1d":
@@ -85,7 +86,7 @@ class CharCNN(nn.Module):
         return self.head(x.transpose(1, 2).flatten(1))
 
     def head(self, x: Tensor) -> Tensor:
-        """The linear layers, of channel-major rows: logits [N, classes]."""
+        """Compute the logits [N, classes] from the input of fc1, [N, channels * rows] in channel-major order."""
         for layer in self._layers:
             if layer.kind == "conv1d":
                 continue
@@ -98,23 +99,23 @@ class CharCNN(nn.Module):
         return x
 
     def _one_hot(self, ids: Tensor) -> Tensor:
-        """[N, length, symbols rounded up]: the weights of the columns after the symbols are zero."""
+        """Return one-hot codes, [N, length, symbols rounded up]. The columns after the symbols get weights of zero."""
         symbols = self._layers[0].inputs
         columns = torch.arange(symbols + -symbols % _CHANNELS_MULTIPLE, device=ids.device)
         return (ids[:, :, None].int() == columns.int()).to(self._compute)
 
     def _of_text(self, ids: Tensor, first: Layer) -> Tensor:
-        """Whether each of block 1's rows comes before the end of its article's text, [N, rows, 1]."""
+        """Return whether each of block 1's rows comes before the end of its article's text, bool [N, rows, 1]."""
         row = torch.arange(first.rows_out, device=ids.device)
         return (row < reached_rows(ids, first, "text")[:, None])[:, :, None]
 
     def _convolve(self, x: Tensor, weight: Tensor) -> Tensor:
-        """[N, rows, inputs] to [N, rows - kernel + 1, outputs], in the weights' dtype."""
-        kept = weight.dtype
+        """Convolve [N, rows, inputs] to [N, rows - kernel + 1, outputs], in the weights' dtype."""
+        dtype = weight.dtype
         weight = F.pad(weight, (0, 0, 0, x.shape[2] - weight.shape[1])).to(self._compute)
         weight = weight[:, :, None].contiguous(memory_format=torch.channels_last)
         rows = x.to(self._compute).transpose(1, 2)[:, :, None]
-        return F.conv2d(rows, weight)[:, :, 0].transpose(1, 2).to(kept)
+        return F.conv2d(rows, weight)[:, :, 0].transpose(1, 2).to(dtype)
 
     def _normalise(self, x: Tensor, name: str) -> Tensor:
         norm = self.get_submodule(name)
@@ -128,7 +129,7 @@ class CharCNN(nn.Module):
 
 
 def reached_rows(ids: Tensor, first: Layer, frame: Frame) -> Tensor:
-    """Rows of block 1 that come before the end of each text, int64 [N], of ids uint8 [N, length]."""
+    """Count block 1's rows before the end of each text, int64 [N]. ids: uint8 [N, length]."""
     if frame == "dense":
         return torch.full((len(ids),), first.rows_out, device=ids.device)
     position = torch.arange(1, ids.shape[1] + 1, device=ids.device)
@@ -137,14 +138,14 @@ def reached_rows(ids: Tensor, first: Layer, frame: Frame) -> Tensor:
 
 
 def pooled(x: Tensor, width: int) -> Tensor:
-    """The greatest of each `width` rows of [N, rows, channels]."""
+    """Return the maximum of each window of `width` rows, [N, rows // width, channels], of x: [N, rows, channels]."""
     count = x.shape[1] // width
     windows = x[:, : count * width].reshape(x.shape[0], count, width, x.shape[2])
     return windows.amax(2)
 
 
 def predict(network: CharCNN, ids: Tensor) -> Tensor:
-    """Logits float32 [N, classes] without dropout, exact fp32 where the network computes in it."""
+    """Compute the logits, float32 [N, classes], without dropout, and without TF32 if the network computes in fp32."""
     training = network.training
     batch_size = ARTICLES_IN_CACHE if ids.device.type == "cpu" else _ON_A_GPU
     network.eval()
@@ -155,10 +156,10 @@ def predict(network: CharCNN, ids: Tensor) -> Tensor:
 
 
 class TorchModule(CharCNN):
-    """The network with a model's weights, in fp32; `torch_module` makes one.
+    """The network with a model's weights, in fp32. `torch_module` makes one.
 
-    The parameters have the names and shapes of the tensors in the model file. N-grams are buffers, of which ``table``
-    has a row of zeros after those of the buckets.
+    The parameters have the names and shapes of the tensors in the model file. If the model has n-grams, their ``table``
+    and ``scale`` are buffers. The last row of ``table``, after the rows of the buckets, is zero.
     """
 
     def __init__(self, model: Model) -> None:
@@ -174,12 +175,12 @@ class TorchModule(CharCNN):
         self.eval()
 
     def forward(self, ids: Tensor, ngrams: Tensor | None = None, ngram_times: Tensor | None = None) -> Tensor:
-        """Scores float32 [N, classes] of encoded texts: the arrays of `onnx_inputs`, as tensors."""
+        """Compute the scores, float32 [N, classes], of encoded texts. Parameters: the arrays of `onnx_inputs`."""
         logits = self.logits(ids, ngrams, ngram_times)
         return torch.sigmoid(logits) if self._multi_label else torch.softmax(logits / self._temperature, 1)
 
     def logits(self, ids: Tensor, ngrams: Tensor | None = None, ngram_times: Tensor | None = None) -> Tensor:
-        """What `forward` takes the softmax (at the model's temperature) or the sigmoid of: float32 [N, classes]."""
+        """Compute the logits, float32 [N, classes], before the temperature and the softmax, or before the sigmoid."""
         logits = super().forward(ids)
         if self._has_ngrams:
             if ngrams is None or ngram_times is None:
@@ -188,7 +189,7 @@ class TorchModule(CharCNN):
         return logits
 
     def _branch(self, ngrams: Tensor, times: Tensor) -> Tensor:
-        """What the n-grams add to the logits, [N, classes], as `model/ngrams.py` has it."""
+        """Compute what the n-grams add to the logits, [N, classes], as `model/ngrams.py` defines it."""
         rows = self.get_buffer("table")[ngrams.long()].float() * times[..., None]
         squares = (rows[..., -1] * times).sum(2)[..., None]
         kinds = rows[..., :-1].sum(2) * self.get_buffer("scale") / squares.clamp(min=1).sqrt()
@@ -207,7 +208,7 @@ def torch_module(model: str | Path | Model) -> TorchModule:
     -------
     TorchModule
         On the CPU, in evaluation mode. It takes the arrays of `onnx_inputs` as tensors, and returns scores, float32
-        [N, classes]; its method ``logits`` returns what is before the softmax.
+        [N, classes]. Its method ``logits`` returns the logits, before the softmax or sigmoid.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""What a run minimises, and when a row counts as right; by how much logits are sharpened."""
+"""The losses that training minimises, which rows count as right, and the factor by which logits are sharpened."""
 
 from __future__ import annotations
 
@@ -22,16 +22,24 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class OneLabel:
-    """Cross-entropy of the softmax. Targets: int64 [N], class indices, or float32 [N, classes], probabilities.
+    """The cross-entropy of the softmax, for one label per article.
 
-    label_smoothing: probability spread evenly over the classes. weights: of each class; none for one of 1.
+    Targets are class indices, int64 [N], or probabilities, float32 [N, classes].
+
+    Attributes
+    ----------
+    label_smoothing : float
+        Probability that is spread evenly over the classes.
+    weights : tuple of float
+        The weight of each class; empty if all classes have the weight 1.
+
     """
 
     label_smoothing: float
     weights: tuple[float, ...] = ()
 
     def loss(self, logits: Tensor, targets: Tensor) -> Tensor:
-        """Mean cross-entropy."""
+        """Return the mean cross-entropy, with the weights of the classes."""
         import torch.nn.functional as F  # noqa: N812
 
         weights = _on(logits.device, self.weights) if self.weights else None
@@ -40,7 +48,10 @@ class OneLabel:
         return F.cross_entropy(logits, targets, weights, label_smoothing=self.label_smoothing)
 
     def _weighted(self, logits: Tensor, targets: Tensor, weights: Tensor) -> Tensor:
-        """The same as PyTorch's `cross_entropy`, which would wait for the GPU to smooth labels that have weights."""
+        """Return the same as PyTorch's `cross_entropy` without waiting for the GPU.
+
+        PyTorch's function waits if it smooths labels that have weights.
+        """
         negative = -logits.log_softmax(1)
         known, targets = targets != NO_TRUTH, targets.clamp(min=0)
         own = weights[targets] * known
@@ -49,20 +60,28 @@ class OneLabel:
         return smoothed.sum() / own.sum().clamp(min=_NO_ROWS)
 
     def of_known(self, logits: Tensor, targets: Tensor) -> Tensor:
-        """The mean over the rows that have a label, where others have NO_TRUTH."""
+        """Return the mean over the rows that have a label; the targets of other rows are NO_TRUTH."""
         return self._weighted(logits, targets, _on(logits.device, self.weights or (1.0,) * logits.shape[1]))
 
     def right(self, logits: Tensor, targets: Tensor) -> Tensor:
-        """Whether the most probable class is the label, or the most probable target."""
+        """Return whether the most probable class is the label, or the class of the highest target, bool [N]."""
         return logits.argmax(1) == (targets if targets.ndim == 1 else targets.argmax(1))
 
 
 @dataclass(frozen=True)
 class SeveralColumns:
-    """The losses of several columns, added up. Targets: int64 [N, columns], of each the index among its own classes, or
-    NO_TRUTH: such a row does not count for that column.
+    """The sum of the losses of several label columns.
 
-    objectives: of as many classes as `counts` says.
+    Targets are int64 [N, columns]: the index of the label among the classes of the column, or NO_TRUTH if the row does
+    not count for this column.
+
+    Attributes
+    ----------
+    objectives : tuple of OneLabel
+        The objective of each column.
+    counts : tuple of int
+        The number of classes of each column.
+
     """
 
     objectives: tuple[OneLabel, ...]
@@ -70,18 +89,18 @@ class SeveralColumns:
 
     @property
     def weights(self) -> tuple[float, ...]:
-        """The weights of all classes; none where they are 1."""
+        """The weights of all classes; empty if they are 1."""
         return tuple(weight for one in self.objectives for weight in one.weights)
 
     def loss(self, logits: Tensor, targets: Tensor) -> Tensor:
-        """The sum over the columns of the mean over their rows."""
+        """Return the sum over the columns of the mean loss over the rows with a label."""
         import torch
 
         parts = zip(self.objectives, torch.split(logits, list(self.counts), 1), targets.unbind(1), strict=True)
         return torch.stack([one.of_known(own, labels) for one, own, labels in parts]).sum()
 
     def right(self, logits: Tensor, targets: Tensor) -> Tensor:
-        """Whether the most probable class of each column is its label, where the row has one."""
+        """Return whether all columns with a label have it as their most probable class, bool [N]."""
         import torch
 
         best = torch.stack([own.argmax(1) for own in torch.split(logits, list(self.counts), 1)], 1)
@@ -90,42 +109,54 @@ class SeveralColumns:
 
 @dataclass(frozen=True)
 class SeveralLabels:
-    """Binary cross-entropy of each class's sigmoid, added up over the classes. Targets: bool [N, classes].
+    """The binary cross-entropy of each class's sigmoid, summed over the classes. Targets are bool [N, classes].
 
-    There is no label smoothing: most classes are false of most rows, and their scores would all be lifted.
+    There is no label smoothing: most rows have only a few of the classes, and smoothing would raise the scores of all
+    others.
     """
 
     def loss(self, logits: Tensor, targets: Tensor) -> Tensor:
-        """Mean over the rows of the sum over the classes."""
+        """Return the mean over the rows of the sum over the classes."""
         import torch.nn.functional as F  # noqa: N812
 
         losses = F.binary_cross_entropy_with_logits(logits, targets.float(), reduction="none")
         return losses.sum(1).mean()
 
     def right(self, logits: Tensor, targets: Tensor) -> Tensor:
-        """Whether exactly the row's labels have a score of one half or more."""
+        """Return whether exactly the row's labels have a score of one half or more, bool [N]."""
         return ((logits >= 0) == targets).all(1)
 
 
 Objective: TypeAlias = OneLabel | SeveralColumns | SeveralLabels
-"""The loss of a run, a mean over the rows of float32 logits [N, classes], and which rows its accuracy counts as right.
-Targets have one row an article, of whatever dtype and width it takes; they lie on the training device.
+"""The loss of a run, and which rows its accuracy counts as right.
+
+The loss is a mean over the rows of float32 logits, [N, classes]. Targets have a row for each article; their dtype and
+width depend on the objective. They are on the training device.
 """
 
-_NO_ROWS = 1e-30  # of weights, where there are none
+_NO_ROWS = 1e-30  # the least sum of weights, which avoids a division by zero if no row has a label
 
 
 @cache
 def _on(device: torch.device, weights: tuple[float, ...]) -> Tensor:
-    """The weights on a device, copied once: a CUDA graph cannot copy what lies on the host."""
+    """Return the weights on a device. They are copied once, because a CUDA graph cannot copy from the host."""
     import torch
 
     return torch.tensor(weights, dtype=torch.float32, device=device)
 
 
 def objective_of(columns: Sequence[tuple[NDArray[np.int64], int]], smoothing: float, balanced: bool) -> Objective:
-    """The objective for one label an article, in one column or in each of several. columns: labels, and how many
-    classes there are.
+    """Return the objective for one label per article, in one column or in each of several columns.
+
+    Parameters
+    ----------
+    columns : sequence of (int64 [N], int)
+        The labels of each column, and its number of classes.
+    smoothing : float
+        The label smoothing.
+    balanced : bool
+        Whether all classes of a column weigh the same.
+
     """
     objectives = tuple(
         OneLabel(smoothing, class_weights(labels[labels != NO_TRUTH], count) if balanced else ())
@@ -135,7 +166,7 @@ def objective_of(columns: Sequence[tuple[NDArray[np.int64], int]], smoothing: fl
 
 
 def class_weights(labels: NDArray[np.int64], classes: int) -> tuple[float, ...]:
-    """A weight for each class, so that all classes that occur weigh the same, and a row 1 on average."""
+    """Return a weight for each class: all classes that occur weigh the same, and the mean weight of a row is 1."""
     rows = np.bincount(labels, minlength=classes)
     return tuple(len(labels) / (max(n, 1) * np.count_nonzero(rows)) for n in rows.tolist())
 
@@ -144,15 +175,24 @@ _BOUNDS = -np.log(TEMPERATURES[1]), -np.log(TEMPERATURES[0])
 
 
 def sharpened(logits: Doubles, truth: NDArray[Any], weights: Doubles | None = None) -> tuple[float, float]:
-    """The least log loss of logits [N, classes], and the factor at which it is reached; 1 where there is none.
+    """Return the factor for logits, [N, classes], with the least log loss: that loss, and the factor.
 
-    truth: class indices [N], of a softmax; or bool [N, classes], of sigmoids, whose losses are added up. weights: [N],
-    how much each row of a softmax counts; None: all the same.
+    If no factor within the bounds has the least loss, the factor is 1.
+
+    Parameters
+    ----------
+    logits : float64 [N, classes]
+        The logits.
+    truth : int64 [N], or bool [N, classes]
+        Class indices, for a softmax; or which classes each row has, for sigmoids, whose losses are summed.
+    weights : float64 [N], optional
+        The weight of each row, for a softmax only. By default all rows weigh the same.
+
     """
     if truth.ndim == 1:
         temperature = fitted(logits, truth, weights) or 1.0
         return log_loss(logits, truth, temperature, weights), 1 / temperature
-    from scipy.optimize import minimize_scalar  # half a second, which a network of one label does not need
+    from scipy.optimize import minimize_scalar  # this import takes half a second; a softmax does not need it
 
     away = np.where(truth, -logits, logits)
 

@@ -1,5 +1,7 @@
-"""What is odd in labelled rows, before anything is trained: rows that are left out, labels that contradict each other,
-classes that look like one, and classes that are too rare to learn.
+"""Finds oddities in labelled rows before training.
+
+Oddities are rows that are left out, labels that contradict each other, classes that look like spellings of one class,
+and classes that are too rare to learn.
 """
 
 from __future__ import annotations
@@ -14,10 +16,10 @@ from .data import LabelColumn, LabelledArticles
 from .progress import Odd
 
 _FEW = 20
-"""Rows of a class below which it can hardly be learned, or measured."""
+"""A class with fewer rows than this can hardly be learned, or measured."""
 
 _RARE = 0.1
-"""The share of the rows of the average class up to which a class is seldom given."""
+"""A model seldom gives a class with at most this share of the average class's rows."""
 
 _TEXTS_SHOWN, _CHARACTERS_SHOWN, _LABELS_SHOWN = 3, 40, 5
 
@@ -25,7 +27,7 @@ _TEXTS_SHOWN, _CHARACTERS_SHOWN, _LABELS_SHOWN = 3, 40, 5
 def oddities(
     data: LabelledArticles, balanced: bool = False, unmatched: Sequence[str] = (), leaves_out: bool = False
 ) -> tuple[Odd, ...]:
-    """Everything odd in labelled rows, what is left out first.
+    """Return everything odd in labelled rows. Rows that are left out come first.
 
     Parameters
     ----------
@@ -59,7 +61,7 @@ def oddities(
 
 
 def _left_out(data: LabelledArticles, by_map: bool) -> Iterator[Odd]:
-    """Rows that are not learned from. by_map: whether the label map leaves out some."""
+    """Yield the rows that are left out. by_map: whether the label map leaves out some of them."""
     kind = "number" if data.levels is not None else "label"
     if data.without_label:
         which = "null, empty, blank, or without a class in --map-labels" if by_map else "null, empty or blank"
@@ -74,7 +76,7 @@ def _spellings(counts: dict[str, int], groups: list[list[str]], what: str, remed
 
 
 def _contradictions(data: LabelledArticles, column: LabelColumn, where: str) -> Iterator[Odd]:
-    """Texts that occur with different labels."""
+    """Yield the texts that occur with different labels."""
     labels = column.labels
     if data.is_multi_label:
         labels = np.unique(labels, axis=0, return_inverse=True)[1].reshape(-1)
@@ -98,7 +100,7 @@ def _shown(data: LabelledArticles, row: np.int64) -> str:
 
 
 def _rare(counts: dict[str, int], where: str, balanced: bool) -> Iterator[Odd]:
-    """Classes of few rows, all of them: those that can hardly be learned, and others that are seldom given."""
+    """Yield all classes with few rows: those that can hardly be learned, and others that a model seldom gives."""
     few = [name for name, rows in counts.items() if rows < _FEW]
     usual = float(np.mean([*counts.values()])) if counts else 0.0
     seldom = [name for name, rows in counts.items() if _FEW <= rows <= _RARE * usual]

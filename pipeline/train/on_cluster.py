@@ -51,7 +51,7 @@ def run_on(
     Raises
     ------
     BroadsheetError
-        As in `job.run`, and Lost.
+        For the errors of `loop.run`, and Lost if a process or a worker is lost.
 
     """
     addresses = _workers_of(client, count or 1)[:count]

@@ -1,14 +1,17 @@
-"""The network in PyTorch as it is trained: without the rows that the texts do not reach.
+"""The network in PyTorch, as it is trained: it skips the rows that the texts do not reach.
 
-A text of n characters reaches n rows of block 1, a third of them after its pool, a ninth after that of block 2, and so
-many of each block from there on. Articles lie one after another: each has ceil(n / 9) + 2 groups, and a group is nine
-rows of block 1, three rows of block 2's input, and one row of blocks 3 to 6. The two groups after the text are what the
-windows of its last rows look at; from block 2 on, the rows there are constant ones. In the dense frame every article
-reaches all rows. All of it is computed on the device of the ids; only the number of groups of a batch has to be known
-to the host.
+A text of n characters reaches n rows of block 1, n / 3 rows after the pool of block 1, and n / 9 rows after the pool of
+block 2 and in blocks 3 to 6. The rows of all articles of a batch are packed one after another, in groups:
 
-On a GPU, block 1 is computed by the kernels of `kernels/training/`: it is half of a step's time, where PyTorch does it,
-which goes through memory some forty times for what these kernels read and write four times.
+- A group is nine rows of block 1, three rows of block 2's input, and one row of blocks 3 to 6.
+- An article has ceil(n / 9) + 2 groups. The windows of the text's last rows extend into the two groups after the text.
+  In the output of block 2 and of each later block, the rows after the text are the same for every article.
+- In the dense frame, every article reaches all rows.
+
+Everything is computed on the device of the ids. The host only needs the number of groups of a batch.
+
+On a GPU, the kernels of `kernels/training/` compute block 1. With PyTorch's operations, block 1 would take half of a
+step's time: they pass through memory some forty times, where these kernels read and write it four times.
 """
 
 from __future__ import annotations
@@ -29,16 +32,16 @@ from ..model.layers import NORM_EPSILON, Layer
 from .network import CharCNN, pooled, reached_rows
 
 GROUP = 9
-"""Rows of block 1 in a group: the pools of blocks 1 and 2 are 3 wide each."""
+"""Rows of block 1 in a group, since the pools of blocks 1 and 2 are 3 wide each."""
 
-_AFTER = 2  # groups after a text: blocks 3 to 6 look two rows ahead, and block 2 six of its rows
+_AFTER = 2  # groups after a text: windows of blocks 3 to 6 extend two rows ahead, those of block 2 six input rows
 
 _NUMBERS = {torch.float32: "float", torch.bfloat16: "BFloat"}
 
 
 @dataclass(frozen=True)
 class Layout:
-    """The groups of N articles, G of them. Those that no article needs belong to an empty article, number N.
+    """The G groups of N articles. Groups that no article needs belong to an empty article, whose number is N.
 
     Attributes
     ----------
@@ -47,9 +50,9 @@ class Layout:
     number : int64 [G]
         The number of each group within its article.
     reached : int64 [N + 1]
-        Rows of block 1 that the text reaches.
+        The number of block 1's rows that each text reaches; 0 for the empty article.
     groups : int64 [N + 1]
-        How many groups each article has, and last those of the empty one.
+        How many groups each article has. The last number is that of the empty article.
 
     """
 
@@ -59,19 +62,19 @@ class Layout:
     groups: Tensor
 
     def is_text(self, rows_of_group: int) -> Tensor:
-        """Whether the text reaches each row, of which a group has 9 or 1: bool [G, rows_of_group]."""
+        """Return whether the text reaches each row, bool [G, rows_of_group]. rows_of_group: 9 or 1 rows in a group."""
         rows_of_one = GROUP // rows_of_group
         row = self.number[:, None] * rows_of_group + torch.arange(rows_of_group, device=self.number.device)
         return row * rows_of_one < self.reached[self.article][:, None]
 
 
 def groups_of(reached: Tensor) -> Tensor:
-    """How many groups articles need that reach so many rows."""
+    """Return the number of groups of articles. reached: the number of block 1's rows that each text reaches."""
     return (reached + GROUP - 1) // GROUP + _AFTER
 
 
 def lay_out(reached: Tensor, total: int) -> Layout:
-    """The layout of a batch in `total` groups, at least as many as its articles need."""
+    """Lay out a batch in `total` groups, which are at least as many as its articles need."""
     groups = groups_of(reached)
     ends = groups.cumsum(0)
     index = torch.arange(total, device=reached.device)
@@ -83,7 +86,7 @@ def lay_out(reached: Tensor, total: int) -> Layout:
 
 
 def can_compute(device: torch.device, layer: Layer) -> bool:
-    """Whether the kernels run on a device: a GPU new enough, with the packages that compile and launch kernels."""
+    """Return whether the kernels run on a device: a recent GPU, with the packages that compile and launch kernels."""
     if device.type != "cuda":
         return False
     return _can_compute(torch.cuda.current_device() if device.index is None else device.index, layer)
@@ -97,15 +100,18 @@ def _can_compute(device: int, layer: Layer) -> bool:
         _loaded(first_block(layer, GROUP, NUMBERS[0]).sum_rows, device)
     except ImportError:
         return False
-    except Exception as error:  # such as those of a CuPy for another version of CUDA, which has many
+    except Exception as error:  # a CuPy for another version of CUDA raises many kinds of errors
         warnings.warn(f"block 1 is trained without its own kernels, in twice the time: {error}", stacklevel=2)
         return False
     return True
 
 
 class _FirstBlock(torch.autograd.Function):
-    """The rows that block 2 reads. Those that the text does not reach are the bias. Of those that an article has beyond
-    its groups only the number counts; it is negative where the groups have more rows than the article.
+    """Computes, by our kernels, the rows that block 2 reads.
+
+    Before the norm, rows that the text does not reach equal the bias. An article's rows beyond its groups are not
+    computed: only their number enters the statistics of the norm. This number is negative if the groups have more rows
+    than the article.
     """
 
     @staticmethod
@@ -120,20 +126,20 @@ class _FirstBlock(torch.autograd.Function):
         layer: Layer,
         compute: torch.dtype,
     ) -> Tensor:
-        """Rows [3 G, channels].
+        """Compute the rows [3 G, channels] that block 2 reads.
 
         Parameters
         ----------
         ctx : FunctionCtx
-            Keeps what the backward pass needs.
+            Stores the tensors for the backward pass.
         table : Tensor [taps * ids, channels]
-            The weights by tap and id, with the bias in them.
+            The weights by tap and id. Tap 0 includes the bias.
         bias : Tensor [channels]
             The bias.
         gamma, beta : Tensor [rows, channels]
-            Of the norm.
+            The parameters of the norm.
         windows : int64 [9 G, 7]
-            Table rows of each row's characters.
+            The table rows of the characters in each row's window.
         layout : Layout
             The groups of the articles.
         layer : Layer
@@ -142,6 +148,7 @@ class _FirstBlock(torch.autograd.Function):
             The type of the result.
 
         """
+        # Sum the table rows of each row's window, and compute the mean and squared deviations of each group.
         groups, channels = len(layout.article), layer.outputs
         launch = partial(_launch, groups)
         kernels = first_block(layer, GROUP, _NUMBERS[compute])
@@ -150,15 +157,18 @@ class _FirstBlock(torch.autograd.Function):
         table, gamma, beta = table.contiguous(), gamma.contiguous(), beta.contiguous()
         launch(kernels.sum_rows, windows, table, sums, statistics)
 
+        # Combine the statistics of the groups, and of the rows that equal the bias, to those of each article.
         size, of_group = layer.rows_out * channels, GROUP * channels
         others = (layer.rows_out - GROUP * layout.groups).to(table.dtype)
         means, squares = statistics.unbind(1)
         mean = (_by_article(means * of_group, layout) + others * bias.sum()) / size
         squares = _by_article(squares + of_group * (means - mean[layout.article]).square(), layout)
         squares = squares + others * (bias - mean[:, None]).square().sum(1)
-        scale = torch.rsqrt(squares.clamp(min=0) / size + NORM_EPSILON)  # a sum over groups minus one over rows
+        # With a negative number of other rows, `squares` is a difference, which rounding can make negative.
+        scale = torch.rsqrt(squares.clamp(min=0) / size + NORM_EPSILON)
         norms = torch.stack([mean, scale], 1)
 
+        # Normalise the rows, apply ReLU, and take the maximum of each window of the pool.
         number = layout.number.int()
         of_text = (layout.reached[layout.article] - layout.number * GROUP).clamp(0, GROUP).int()
         pooled_rows = table.new_empty(groups * GROUP // layer.pool, channels, dtype=compute)
@@ -171,7 +181,7 @@ class _FirstBlock(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: FunctionCtx, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        """The gradients of the table, the bias, γ and β."""
+        """Compute the gradients of the table, the bias, γ and β."""
         table, bias, gamma, windows, sums, norms, number, chosen, others = ctx.saved_tensors  # type: ignore[attr-defined]
         layout, kernels, size = ctx.layout, ctx.kernels, ctx.size  # type: ignore[attr-defined]
         upstream = gradients[0].contiguous()
@@ -193,12 +203,12 @@ class _FirstBlock(torch.autograd.Function):
 
 
 def _by_article(values: Tensor, layout: Layout) -> Tensor:
-    """The sums [N + 1, …] of what the groups [G, …] of each article have."""
+    """Sum the values of groups, [G, …], by article: [N + 1, …]."""
     return values.new_zeros(len(layout.groups), *values.shape[1:]).index_add(0, layout.article, values)
 
 
 def _launch(groups: int, kernel: Kernel, *tensors: Tensor) -> None:
-    """Launch a kernel on PyTorch's stream of this thread, which is autograd's in the backward pass."""
+    """Launch a kernel on PyTorch's stream of this thread. In the backward pass, that is autograd's stream."""
     import cupy as cp
 
     device = tensors[0].device
@@ -219,23 +229,25 @@ def _loaded(kernel: Kernel, device: int) -> Any:
 
 
 class PackedCNN(CharCNN):
-    """The same network, parameters and logits, for training: of the text frame it computes only the rows that the texts
-    reach, and of block 1 sums of table rows.
+    """The network for training, with the parameters and logits of `CharCNN`.
+
+    In the text frame, it computes only the rows that the texts reach. Block 1 is a sum of table rows in both frames.
     """
 
     def groups(self, ids: Tensor) -> Tensor:
-        """How many groups of rows each article needs, int64 [N]."""
+        """Return how many groups of rows each article needs, int64 [N]."""
         return groups_of(reached_rows(ids, self._layer("conv1"), self._frame))
 
     def forward(self, ids: Tensor, groups: int | None = None) -> Tensor:
-        """Logits [N, classes] of encoded articles, uint8 [N, length].
+        """Compute the logits [N, classes] of encoded articles, uint8 [N, length].
 
-        groups: at least as many as the articles need together; where it is known, the device is not waited for.
+        groups: a number of groups that is enough for all articles. If you give it, the host does not wait for the
+        device.
         """
         return self.head(self.body(ids, int(self.groups(ids).sum()) if groups is None else groups))
 
     def body(self, ids: Tensor, groups: int) -> Tensor:
-        """Blocks 1 to 6: [N, channels * rows], channel-major."""
+        """Compute blocks 1 to 6: [N, channels * rows], channel-major."""
         layout = lay_out(reached_rows(ids, self._layer("conv1"), self._frame), groups)
         x = self._first_block(ids, layout)
         products = self._products(x, "conv2")
@@ -253,11 +265,13 @@ class PackedCNN(CharCNN):
         return next(layer for layer in self._layers if layer.name == name)
 
     def _first_block(self, ids: Tensor, layout: Layout) -> Tensor:
-        """Rows [3 G, channels] of block 2's input.
+        """Compute the rows [3 G, channels] of block 2's input.
 
-        Rows that the text does not reach are the bias, so the norm's statistics over all rows are those of the rows
-        here, and of so many more (or fewer) rows that are the bias.
+        Before the norm, rows that the text does not reach equal the bias. So the norm's statistics over all rows of an
+        article are those of the rows in its groups, plus those of the other rows, which equal the bias. If the groups
+        have more rows than the article, the number of other rows is negative.
         """
+        # Use our kernels if they run on this device.
         layer = self._layer("conv1")
         bias, norm = self.get_parameter("conv1.bias"), self.get_submodule("norm1")
         assert isinstance(norm, nn.LayerNorm)
@@ -266,6 +280,7 @@ class PackedCNN(CharCNN):
             learnt = self._table(), bias, norm.weight.t(), norm.bias.t()
             rows: Tensor = _FirstBlock.apply(*learnt, windows, layout, layer, self._compute)  # type: ignore[no-untyped-call]
             return rows
+        # Sum the table rows of each row's window.
         sums: Tensor = _TableSum.apply(self._table(), windows, self._compute)  # type: ignore[no-untyped-call]
         x = sums.view(len(text), -1)  # [G, 9 * channels]
         others = (layer.rows_out - GROUP * layout.groups).to(x.dtype)
@@ -274,6 +289,7 @@ class PackedCNN(CharCNN):
         def of_articles(by_group: Tensor, rest: Tensor) -> Tensor:
             return (x.new_zeros(len(others)).index_add(0, layout.article, by_group) + others * rest) / size
 
+        # Normalise with the mean and the variance of each article.
         mean = of_articles(x.sum(1), bias.sum())
         x = x - mean[layout.article, None]
         squares = of_articles(x.square().sum(1), x.new_zeros(()))
@@ -281,14 +297,15 @@ class PackedCNN(CharCNN):
         x = x * torch.rsqrt(squares + norm.eps)[layout.article, None]
         gamma, beta = (self._by_group(parameter, layout) for parameter in (norm.weight, norm.bias))
         x = torch.addcmul(beta, x, gamma).view(len(text), GROUP, -1)
+        # Set rows after the text to zero, then pool; ReLU commutes with the pool.
         x = torch.where(text[:, :, None], x, 0.0)
         return F.relu(x.view(-1, layer.pool, layer.outputs).amax(1))
 
     def _windows(self, ids: Tensor, layout: Layout) -> tuple[Tensor, Tensor]:
-        """Table rows of each row's characters, int64 [9 G, 7], and which rows are text, bool [G, 9]."""
+        """Return the table rows of each row's characters, int64 [9 G, 7], and which rows are text, bool [G, 9]."""
         layer = self._layer("conv1")
         text = layout.is_text(GROUP)
-        flat = F.pad(ids, (0, layer.kernel, 0, 1), value=layer.ids - 1)  # and one empty article
+        flat = F.pad(ids, (0, layer.kernel, 0, 1), value=layer.ids - 1)  # pad each article, and add an empty one
         row = (layout.number[:, None] * GROUP + torch.arange(GROUP, device=ids.device)).clamp(max=layer.rows_out)
         at = (layout.article[:, None] * flat.shape[1] + row)[:, :, None]
         tap = torch.arange(layer.kernel, device=ids.device)
@@ -296,21 +313,27 @@ class PackedCNN(CharCNN):
         return (symbol + tap * layer.ids).view(-1, layer.kernel), text
 
     def _table(self) -> Tensor:
-        """Block 1's weights as rows, [taps * ids, channels]: zero for what is no symbol. Tap 0 has the bias too."""
+        """Return block 1's weights as a table, [taps * ids, channels].
+
+        The unknown character and padding have rows of zeros. The rows of tap 0 include the bias.
+        """
         weight = self.get_parameter("conv1.weight").permute(2, 1, 0)
         table = F.pad(weight, (0, 0, 0, 2))
         bias = F.pad(self.get_parameter("conv1.bias")[None, None], (0, 0, 0, 0, 0, len(table) - 1))
         return (table + bias).flatten(0, 1)
 
     def _by_group(self, parameter: Tensor, layout: Layout) -> Tensor:
-        """A norm's parameter [channels, rows] for each group, [G, 9 * channels]."""
+        """Return a norm's parameter [channels, rows] by group, [G, 9 * channels]."""
         rows = parameter.t()
         count = -(-len(rows) // GROUP) + 1
         groups = F.pad(rows, (0, 0, 0, count * GROUP - len(rows))).reshape(count, -1)
         return groups.index_select(0, layout.number.clamp(max=count - 1))
 
     def _products(self, rows: Tensor, name: str) -> Tensor:
-        """A product for each row of [R, channels]: of that row and those after it. Those of the last rows are less."""
+        """Return the convolution without bias of rows [R, channels]: [R, outputs].
+
+        Each window begins at its row. Windows that extend beyond the last row see zeros there.
+        """
         compute = self._compute
         weight = self.get_parameter(f"{name}.weight").to(compute)
         weight = weight[:, :, None].contiguous(memory_format=torch.channels_last)
@@ -319,16 +342,16 @@ class PackedCNN(CharCNN):
         return F.conv2d(image, weight, padding=(0, after))[0, :, 0, after:].t()
 
     def _constant(self, name: str, before: Tensor) -> Tensor:
-        """The products, and bias, of rows that are all `before`."""
+        """Return the convolution, with bias, of rows that all equal `before`."""
         return self.get_parameter(f"{name}.weight").sum(2) @ before + self.get_parameter(f"{name}.bias")
 
     def _last_block(self, x: Tensor, constant: Tensor, layout: Layout) -> Tensor:
-        """Block 6, of all rows: what its norm makes of the constant ones differs from article to article."""
+        """Compute block 6 for all rows: after its norm, even the constant rows differ from article to article."""
         layer = self._layer("conv6")
         constant = self._constant("conv6", constant)
         products = self._products(x, "conv6").to(constant.dtype) + self.get_parameter("conv6.bias")
         articles, rows = len(layout.groups) - 1, layer.rows_out
-        # What is no row of an article goes to a last one that is cut off.
+        # Rows that belong to no article are copied to an extra last row, which is then cut off.
         is_row = layout.is_text(1)[:, 0] & (layout.number < rows)
         to = torch.where(is_row, layout.article * rows + layout.number, articles * rows)
         every = x.new_zeros(articles * rows + 1, layer.outputs).index_copy(0, to, products - constant)
@@ -337,20 +360,22 @@ class PackedCNN(CharCNN):
 
 
 class _TableSum(torch.autograd.Function):
-    """The sum of seven table rows for each row; the gradient of the table is a product with the rows' one-hot codes,
-    in `compute`, since summing by index would be many conflicting additions to few rows.
+    """Sums seven table rows for each row.
+
+    The backward pass multiplies the gradient by the one-hot codes of the rows, in the type `compute`. Adding by index
+    instead would make many additions conflict on a few table rows.
     """
 
     @staticmethod
     def forward(ctx: FunctionCtx, table: Tensor, windows: Tensor, compute: torch.dtype) -> Tensor:
-        """Rows [R, channels] of `table`, summed for each of `windows`, [R, taps]."""
+        """Sum the rows of `table` for each of `windows`, [R, taps]: [R, channels]."""
         ctx.save_for_backward(windows)
         ctx.shape, ctx.compute = table.shape, compute  # type: ignore[attr-defined]
         return F.embedding_bag(windows, table, mode="sum")
 
     @staticmethod
     def backward(ctx: FunctionCtx, *gradients: Tensor) -> tuple[Tensor, None, None]:
-        """The gradient of the table."""
+        """Compute the gradient of the table."""
         (windows,), (gradient,) = ctx.saved_tensors, gradients  # type: ignore[attr-defined]
         codes = gradient.new_zeros((len(windows), ctx.shape[0]), dtype=ctx.compute)  # type: ignore[attr-defined]
         codes.scatter_(1, windows, 1.0)

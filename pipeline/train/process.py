@@ -26,7 +26,7 @@ from .loop import device_of, run
 from .processes import Part
 from .progress import Step, Told, TrainingStopped
 
-_SECONDS_BETWEEN_STEPS = 0.2  # that are reported
+_SECONDS_BETWEEN_STEPS = 0.2  # the least time between two reports of a step
 
 
 @contextmanager
@@ -44,6 +44,8 @@ def joined(part: Part) -> Iterator[ProcessGroup]:
 
 
 def main(descriptor: str) -> None:
+    """Run a part, and send its reports and its outcome, or its error, to the process that started this one."""
+    # Connect to that process.
     connection = parent_of(descriptor)
     sending = threading.Lock()
     stop = threading.Event()
@@ -67,10 +69,12 @@ def main(descriptor: str) -> None:
                 receive(connection)
                 stop.set()
 
+    # Receive the part, and listen for a request to stop. Ignore Ctrl-C, which the starting process handles.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     part: Part
     part, examples = unpacked(receive(connection))
     threading.Thread(target=listen, daemon=True).start()
+    # Run the part. The first process of the group sends the outcome.
     try:
         with joined(part) as group:
             outcome = run(part.job, examples, tell, stop.is_set, group)
@@ -79,7 +83,7 @@ def main(descriptor: str) -> None:
         answer(error)
     except BaseException as error:
         answer(RuntimeError(f"{type(error).__name__}: {error}\n{traceback.format_exc(limit=-8)}"))
-    os._exit(0)  # the rest of a failed group may wait for the other processes
+    os._exit(0)  # skips the cleanup of a failed group, which may wait for the other processes
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""A run in several processes, a GPU (or some cores) each: of this machine, or of a cluster (`on_cluster.py`).
+"""A run in several processes, on this machine or on a cluster (`on_cluster.py`). Each has a GPU, or some of the cores.
 
-Each computes its share of every batch. If one of them is lost, the run has ended: the others are ended too, and the
-checkpoint is where it goes on.
+Each process computes its share of every batch. If one process is lost, the run ends all others. You can then resume it
+from its checkpoint.
 """
 
 from __future__ import annotations
@@ -23,29 +23,29 @@ from ..processes.threads import share_of_cores
 from .job import Examples, Outcome, TrainingJob
 from .progress import Epoch, Tell, Told, TrainingStopped
 
-_OTHERS_SECONDS = 2.0  # in which the others of a run may say why they fail too
-_PATIENCE = {"OMP_WAIT_POLICY": "PASSIVE"}  # its threads do not take cores from other processes while they wait
+_OTHERS_SECONDS = 2.0  # after a process fails, the others have this time to report their errors
+_PATIENCE = {"OMP_WAIT_POLICY": "PASSIVE"}  # waiting threads do not take cores from other processes
 _LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
 
 
 @dataclass(frozen=True)
 class Part:
-    """What a process of a job does.
+    """The part of a job that one process does.
 
     Attributes
     ----------
     job : TrainingJob
         The job.
     rank, size : int
-        Its number among the processes of the job, and how many there are.
+        The number of the process among those of the job, and how many there are.
     meeting : str
-        A URL where they find each other.
+        The URL by which the processes find each other.
     number : int
-        Of its GPU.
+        The number of the process's GPU.
     here : bool
-        Whether `number` counts the GPUs that this process sees, or a worker may have made a selection already.
+        Whether `number` counts the GPUs that this process sees. If not, a worker may have selected GPUs already.
     threads : int
-        For what it computes on a CPU.
+        The number of threads that compute on the CPU.
 
     """
 
@@ -63,8 +63,19 @@ class Lost(BroadsheetError):
 
 
 class Process:
-    """A process for one part. It sends what it has to tell; then its outcome, of the first process only, or the error
-    that ended it. loopback: whether all of the run are on this machine.
+    """A process for one part of a run.
+
+    It sends its reports, and at its end an outcome (None from all but the first process), or the error that ended it.
+
+    Parameters
+    ----------
+    part : Part
+        The part.
+    examples : Examples
+        The articles and their targets.
+    loopback : bool
+        Whether all processes of the run are on this machine.
+
     """
 
     def __init__(self, part: Part, examples: Examples, loopback: bool) -> None:
@@ -73,7 +84,10 @@ class Process:
         self._child = Child("broadsheet.pipeline.train.process", defaults=defaults)
 
     def follow(self, tell: Tell) -> Outcome | None:
-        """Let it run to its end. Raises TrainingStopped where it was stopped, Lost, or what it raised."""
+        """Wait until the process ends, and pass on its reports.
+
+        Raises TrainingStopped if the process was stopped, Lost if it was lost, or the error that it raised.
+        """
         try:
             send(self._child.connection, packed((self._part, self._examples)))
             while isinstance(message := unpacked(receive(self._child.connection)), Told):
@@ -86,43 +100,45 @@ class Process:
         return left
 
     def stop(self) -> None:
-        """Ask it to stop between two steps."""
+        """Ask the process to stop between two steps."""
         with suppress(Closed):
             send(self._child.connection, packed(None))
 
     def kill(self) -> None:
-        """End it, whatever it does; `follow` then raises Lost."""
+        """Kill the process at once; `follow` then raises Lost."""
         self._child.kill()
 
     def end(self) -> None:
-        """End it, if it has not ended, and forget it."""
+        """End the process, if it has not ended, and release it."""
         self._child.end()
 
 
 def run_here(job: TrainingJob, examples: Examples, count: int, tell: Tell, stop: Callable[[], bool]) -> Outcome:
-    """Run a job in several processes on this machine. Raises as `loop.run` does, and Lost.
+    """Run a job in several processes on this machine. Raises the errors of `loop.run`, and Lost.
 
     Parameters
     ----------
     job : TrainingJob
-        How the run goes.
+        The settings of the run.
     examples : Examples
         The articles and their targets.
     count : int
-        How many processes, each on a GPU of its own unless they compute on the CPU.
+        The number of processes. Each has its own GPU, unless they compute on the CPU.
     tell : callable
         Called with the progress of the run.
     stop : callable
         Returns whether the run is to stop.
 
     """
-    import torch  # not on a cluster's workers, whose processes import it
+    # Check that there are enough GPUs. The import is here, because a cluster's workers use this module without PyTorch.
+    import torch
 
     if job.device != "cpu" and torch.cuda.device_count() < count:
         raise UsageError(
             f"{count} GPUs are wanted, and PyTorch finds {torch.cuda.device_count()} here (with --device cpu, so many "
             "processes use its cores)"
         )
+    # Start the processes, and follow each in a thread. End all of them, however the run ends.
     reports: SimpleQueue[Told] = SimpleQueue()
     threads = share_of_cores(count)
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(count) as pool:
@@ -145,7 +161,7 @@ def run_here(job: TrainingJob, examples: Examples, count: int, tell: Tell, stop:
 
 
 class Future(Protocol):
-    """The future of a part: concurrent.futures' or Dask's."""
+    """The future of a part, of concurrent.futures or of Dask."""
 
     def done(self) -> bool: ...
 
@@ -160,14 +176,14 @@ def outcome(
     ask_to_stop: Callable[[], object],
     job: TrainingJob,
 ) -> Outcome:
-    """Wait for the parts of a run, and pass on what they report. Raises what ended it.
+    """Wait for the parts of a run, and pass on their reports. Raises the error that ended the run.
 
     Parameters
     ----------
     futures : sequence of Future
-        Of each part, the first process's first.
+        The future of each part. The first is that of the first process.
     reports : queue
-        What the parts report.
+        The reports of the parts.
     tell : callable
         Called with each report.
     stop : callable
@@ -175,7 +191,7 @@ def outcome(
     ask_to_stop : callable
         Asks all parts to stop.
     job : TrainingJob
-        How the run goes.
+        The settings of the run.
 
     """
     asked, last = False, 0
@@ -188,6 +204,7 @@ def outcome(
                 last = what.number if isinstance(what, Epoch) else last
                 tell(what)
 
+    # Pass on reports until all parts have finished. If a part fails, give the others some time to report errors too.
     while not all(future.done() for future in futures):
         pass_on()
         if stop() and not asked:
@@ -199,6 +216,7 @@ def outcome(
                 time.sleep(0.05)
             break
     pass_on()
+    # Raise the error that caused the others. For a lost process, say how far the run came and how to go on.
     errors = [error for future in futures if future.done() and (error := error_of(future))]
     if errors:
         cause = min(errors, key=_importance)
@@ -206,16 +224,17 @@ def outcome(
             where = f"the run has ended after epoch {last} of {job.recipe.epochs}"
             raise Lost(f"{cause.message}; {where}{_remedy(job.checkpoint)}")
         raise cause
+    # Return the first process's outcome, after its last report, which may still be on its way.
     of_first = futures[0].result()
     assert of_first is not None
     waited = time.monotonic() + _OTHERS_SECONDS
-    while last < len(of_first.history) and time.monotonic() < waited:  # the last report may still be on its way
+    while last < len(of_first.history) and time.monotonic() < waited:
         pass_on()
     return of_first
 
 
 def error_of(future: Future) -> BaseException | None:
-    """What a finished future has raised, or None."""
+    """Return the error that a finished future has raised, or None."""
     try:
         future.result()
     except BaseException as error:
@@ -224,7 +243,10 @@ def error_of(future: Future) -> BaseException | None:
 
 
 def _importance(error: BaseException) -> int:
-    """Which of the errors is not due to another: when a process is lost, the others complain of that."""
+    """Return the rank of an error: the lowest is the cause, and others may only follow from it.
+
+    If a process is lost, for example, the others fail because they miss it.
+    """
     kinds = (UsageError, Lost, BroadsheetError, TrainingStopped)
     return next((i for i, kind in enumerate(kinds) if isinstance(error, kind)), len(kinds))
 

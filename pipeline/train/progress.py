@@ -1,6 +1,7 @@
-"""What a run reports while it goes on: what it will cost, each step, each epoch, a loss that does not move.
+"""The reports of a running training run: its cost, each step, each epoch, and a warning if the loss does not fall.
 
-Its curve as an image, and Ctrl-C and SIGTERM: it stops between two steps, when its state is whole.
+This module also draws the curve of a run as an image, and notes Ctrl-C and SIGTERM, so that the run stops between two
+steps, when its state is complete.
 """
 
 from __future__ import annotations
@@ -27,20 +28,20 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Cost:
-    """What the rest of a run takes, reported before it begins, from a trial step.
+    """The estimated time of a run, measured by a trial step, and reported before training begins or resumes.
 
     Attributes
     ----------
     device : str
-        Its name, with the precision.
+        The name of the device, with the precision.
     rows : int
-        Trained on in an epoch.
+        The number of rows that an epoch trains on.
     epochs : int
-        That are left, the first maybe in part.
+        The number of remaining epochs. Part of the first one may be done.
     seconds : float
-        Of an epoch.
+        The time of an epoch.
     seconds_on_gpu : float, optional
-        Of an epoch on one NVIDIA H200, where this is no GPU.
+        The time of an epoch on one NVIDIA H200, if this device is no GPU.
 
     """
 
@@ -52,14 +53,14 @@ class Cost:
 
 
 class RowsDone(NamedTuple):
-    """How far a phase before the training is: a teacher's, or an encoder's.
+    """The progress of a phase before training: a teacher that answers, or an encoder that computes vectors.
 
     Attributes
     ----------
     phase : str
-        What is done.
+        The name of the phase.
     done, most : int
-        How many rows are done, and how many there are.
+        The number of rows that are finished, and the number of all rows.
 
     """
 
@@ -69,14 +70,15 @@ class RowsDone(NamedTuple):
 
 
 class Fit(NamedTuple):
-    """How many fits of a linear model are done, of how many at most: weaker penalties are tried while they are better.
+    """The progress of fitting linear models. There may be fewer fits than `most`: weaker penalties are tried only while
+    they are better.
 
     Attributes
     ----------
     done, most : int
-        The fits.
+        The number of finished fits, and the largest number of fits.
     what : str
-        What it is fitted to.
+        The features to which the model is fitted.
 
     """
 
@@ -86,16 +88,16 @@ class Fit(NamedTuple):
 
 
 class Step(NamedTuple):
-    """How far an epoch is.
+    """The progress of an epoch.
 
     Attributes
     ----------
     epoch : int
-        Its number, from 1.
+        The number of the epoch, from 1.
     done, steps : int
-        Steps that are done, and how many there are.
+        The number of finished steps, and the number of all steps.
     loss : float, optional
-        The mean training loss of the epoch so far, where it is known.
+        The mean training loss of the epoch so far, if it is known.
 
     """
 
@@ -111,11 +113,11 @@ class Epoch(NamedTuple):
     Attributes
     ----------
     number : int
-        From 1.
+        The number of the epoch, from 1.
     loss : float
-        Training loss, the mean over its batches.
+        The training loss, the mean over the batches.
     accuracy : float
-        Accuracy of the averaged weights on the held-out rows; nan where there are none.
+        The accuracy of the averaged weights on the held-out rows; nan if there are none.
 
     """
 
@@ -130,15 +132,15 @@ class Odd(NamedTuple):
     Attributes
     ----------
     what : str
-        What it is.
+        The name of the oddity.
     rows : int
-        How many rows it concerns.
+        The number of rows that it concerns.
     which : str
-        Which classes or texts.
+        The classes, texts or values that it concerns.
     remedy : str
-        What becomes of these rows, or what would help.
+        What happens to these rows, or what you can do.
     map_line : tuple of str, optional
-        A label and its class, or "" to leave its rows out: an example of what a file for --map-labels would say.
+        An example line for a file for --map-labels: a label and its class, or "" to leave out the label's rows.
 
     """
 
@@ -150,13 +152,13 @@ class Odd(NamedTuple):
 
 
 class Oddities(NamedTuple):
-    """Everything odd in the rows to learn, reported before anything is trained. found: may be empty."""
+    """Everything odd in the rows to learn, reported before training. found: the oddities; there may be none."""
 
     found: tuple[Odd, ...]
 
 
 class Note(NamedTuple):
-    """A line for whoever waits."""
+    """A line of text for the user."""
 
     text: str
 
@@ -167,14 +169,15 @@ Tell: TypeAlias = Callable[[Told], None]
 
 
 class TrainingStopped(KeyboardInterrupt):
-    """A run was interrupted, and has stopped between two steps; its checkpoint, if it has one, is written."""
+    """A run was interrupted and stopped between two steps. If it writes checkpoints, it has written one."""
 
 
 @contextmanager
 def interrupts_noted() -> Iterator[Callable[[], bool]]:
-    """Whether an interrupt has come, within the block; a second one raises KeyboardInterrupt at once.
+    """Yield a function that returns whether an interrupt (Ctrl-C or SIGTERM) has come within the block.
 
-    Outside a process's main thread, which alone gets them, it is never true.
+    A second interrupt raises KeyboardInterrupt at once. Only the main thread of a process gets interrupts; in any other
+    thread the function always returns False.
     """
     noted = threading.Event()
     if threading.current_thread() is not threading.main_thread():
@@ -194,13 +197,13 @@ def interrupts_noted() -> Iterator[Callable[[], bool]]:
             signal.signal(number, handler)
 
 
-_SHARE = 0.1  # of the epochs, after which the note is given
-_LEAST = 3  # epochs
-_MOVED = 0.02  # of the loss of guessing
+_SHARE = 0.1  # the warning comes after this share of the epochs
+_LEAST = 3  # and after at least this many epochs
+_MOVED = 0.02  # the share of the loss of guessing by which the loss must have fallen
 
 
 class Stuck:
-    """Passes on each report, and notes once that the loss is still that of guessing by how frequent the classes are."""
+    """Passes on each report, and warns once if the loss is still that of guessing by the frequencies of the classes."""
 
     def __init__(self, tell: Tell, labels: NDArray[np.int64], classes: int, recipe: Recipe) -> None:
         self._tell, self._recipe, self._told = tell, recipe, False
@@ -227,9 +230,9 @@ class Stuck:
 
 
 def plot_curve(history: Sequence[Epoch], path: Path) -> None:
-    """Plot loss and held-out accuracy by epoch, in the image format of the path's suffix, PNG where it has none.
+    """Plot loss and held-out accuracy by epoch, in the image format of the path's suffix, or PNG without a suffix.
 
-    Raises ImportError without Matplotlib, OutputError for a file that cannot be written.
+    Raises ImportError without Matplotlib, and OutputError for a file that cannot be written.
     """
     picture = BytesIO()
     draw_curve(history).savefig(picture, format=path.suffix[1:] or "png")
@@ -237,7 +240,7 @@ def plot_curve(history: Sequence[Epoch], path: Path) -> None:
 
 
 def draw_curve(history: Sequence[Epoch]) -> Figure:
-    """The plot. Its legend is above the axes, where it covers no curve."""
+    """Return the plot. Its legend is above the axes, where it covers no curve."""
     from matplotlib.figure import Figure
 
     epochs = [e.number for e in history]
@@ -248,7 +251,7 @@ def draw_curve(history: Sequence[Epoch]) -> Figure:
     if measured:
         accuracy = loss.twinx()
         accuracy.set_ylabel("held-out accuracy (%)")
-        # The first epochs, before the network has learned anything, would flatten the rest.
+        # In the first epochs, the accuracy is far lower. An axis that shows them would flatten the rest of the curve.
         best = 100 * max(e.accuracy for e in measured)
         accuracy.set_ylim(best - 12, best + 2)
         numbers, shares = [e.number for e in measured], [100 * e.accuracy for e in measured]

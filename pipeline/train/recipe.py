@@ -1,6 +1,6 @@
-"""Every setting of a training run, what is chosen where the user says nothing, and what the network begins with.
+"""The settings of a training run, their defaults, and the state in which the network begins.
 
-The defaults of `Recipe` are those of the shipped AG News model.
+The shipped AG News model was trained with the defaults of `Recipe`.
 """
 
 from __future__ import annotations
@@ -24,55 +24,61 @@ from .data import TextBuffers
 _SECOND_HYPHEN = PUBLISHED.rindex("-")
 
 WITH_SPACE = PUBLISHED[:_SECOND_HYPHEN] + " " + PUBLISHED[_SECOND_HYPHEN + 1 :]
-"""The published alphabet with the space in place of its second '-', which is never used."""
+"""The published alphabet, which lists '-' twice, with a space in place of the second '-', which is never used."""
 
 ALPHABETS = {"with-space": WITH_SPACE, "published": PUBLISHED}
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """The settings of a training run; the defaults trained the shipped model.
+    """The settings of a training run. The shipped model was trained with the defaults.
+
+    The settings are of three groups: steps and weights (`epochs` to `average`); regularisation (`label_smoothing`,
+    `dropout`, `input_dropout`); and augmentation, which changes each article anew in every epoch (`dropped_words` to
+    `cut`).
 
     Attributes
     ----------
     epochs : int
         Passes over the training rows.
     batch_size : int
-        Rows in a step; the last, smaller batch of an epoch is left out.
+        Rows in a step. The last, smaller batch of an epoch is left out.
     learning_rate : float
-        Peak rate of AdamW (Loshchilov and Hutter, 2019). It rises along a cosine, and falls along one to zero.
+        Peak learning rate of AdamW (Loshchilov and Hutter, 2019). The rate rises along a cosine to its peak, and then
+        falls along a cosine to zero.
     fc1_rate : float
-        The learning rate of fc1, relative to the others. AdamW moves every weight by about the rate, and fc1 sums 8,704
-        inputs where the convolutions sum 490 to 1,792: at the full rate the first epochs are lost to fc1's jumps.
+        The learning rate of fc1's weights, relative to that of the other layers. AdamW moves every weight by about the
+        learning rate, and fc1 sums 8,704 inputs where the convolutions sum 490 to 1,792. At the full rate, fc1's jumps
+        would waste the first epochs.
     init_rate : float
-        The learning rate of layers that come from another model (`init`), relative to the others.
+        The learning rate of layers that come from another model (`init`), relative to that of the other layers.
     warmup : float
         Share of all steps in which the rate rises.
     weight_decay : float
-        Decay of all weights but biases, multiplied by the learning rate in each step.
+        Decay of all weights except biases, multiplied by the learning rate in each step.
     clip : float
         Maximum norm of the gradient.
     average : float
-        Decay of the exponential average of the weights, which becomes the model. Its window is at most a tenth of the
-        run.
+        Decay of the exponential average of the weights. The averaged weights become the model. The window of the
+        average is at most a tenth of the run.
     label_smoothing : float
-        Probability spread evenly over the classes.
+        Probability that is spread evenly over the classes.
     dropout : float
         Dropout before fc2 and fc3.
     input_dropout : float
         Dropout before fc1.
     dropped_words : float
-        Mean share of the words of an article that are erased in an epoch, up to 0.5.
+        Mean share of an article's words that each epoch erases, up to 0.5.
     random_characters : float
-        Share of characters that are replaced in an epoch.
+        Share of an article's characters that each epoch replaces.
     erased_spans : int
-        Spans of an article that are erased in an epoch.
+        Number of spans that each epoch erases in an article.
     span_length : int
-        Characters of the longest such span.
+        Length of the longest such span, in characters.
     shift : int
-        Positions by which an article is moved to the right at most.
+        Largest number of positions by which each epoch moves an article to the right.
     cut : int
-        Positions by which it is moved to the left at most.
+        Largest number of positions by which each epoch moves an article to the left.
 
     Raises
     ------
@@ -119,7 +125,10 @@ class Recipe:
             raise UsageError(f"dropped_words is {self.dropped_words}, it must be from 0 to 0.5")
 
     def with_settings(self, settings: list[str]) -> Recipe:
-        """The recipe with `NAME=VALUE` settings changed. Raises UsageError for an unknown name or invalid value."""
+        """Return the recipe with `NAME=VALUE` settings changed.
+
+        Raises UsageError for an unknown name or an invalid value.
+        """
         types = {f.name: int if f.type == "int" else float for f in fields(self)}
         values: dict[str, Any] = {}
         for setting in settings:
@@ -134,23 +143,25 @@ class Recipe:
         return replace(self, **values)
 
     def to_dict(self) -> dict[str, Any]:
-        """The settings by name."""
+        """Return the settings by name."""
         return asdict(self)
 
 
-_TABLE_BYTES = 32 << 20
+_TABLE_BYTES = 32 << 20  # the largest default table of n-grams
 _MOST_BITS = 20
-_MOST_TEXTS = 0.95  # so many are read to their end
+_MOST_TEXTS = 0.95  # the share of the texts that n-grams read to their end
 _FEW_ROWS = 5_000
 _FEW = Recipe(
     batch_size=32, learning_rate=2e-4, dropout=0.2, input_dropout=0.1,
     dropped_words=0.05, random_characters=0.02, erased_spans=1,
 )  # fmt: skip
-_MANY_ROWS = 20_000  # with which 4 and 5 characters say as much as 2 to 5, in half the time (docs/kernels.md)
+# From this many rows on, n-grams of 4 and 5 characters say as much as those of 2 to 5, in half the time
+# (docs/kernels.md).
+_MANY_ROWS = 20_000
 
 
 def sees_gpu(device: str) -> bool:
-    """Whether PyTorch is to train on a GPU: where that is asked for, or where it finds one."""
+    """Return whether PyTorch trains on a GPU: if the user asks for one, or if PyTorch finds one by itself."""
     return device == "cuda" or (device == "auto" and _finds_gpu())
 
 
@@ -163,12 +174,12 @@ def _finds_gpu() -> bool:
 
 
 def fits_on_gpu(device: str) -> bool:
-    """Whether n-grams of many rows are fitted on a GPU."""
+    """Return whether n-grams of many rows can be fitted on a GPU."""
     return device != "cpu" and find_spec("cupy") is not None and _finds_gpu()
 
 
 def need_pytorch(what: str) -> None:
-    """Raise UsageError where it is missing. what: that needs it."""
+    """Raise UsageError if PyTorch is missing. what: the feature that needs PyTorch, for the message."""
     try:
         import torch  # noqa: F401
     except ImportError as error:
@@ -176,18 +187,26 @@ def need_pytorch(what: str) -> None:
 
 
 def recipe_for(rows: int, settings: Sequence[str] = ()) -> Recipe:
-    """The recipe for so many rows, with `NAME=VALUE` settings changed.
+    """Return the recipe for a number of rows, with `NAME=VALUE` settings changed.
 
-    Few rows say little in a step: at the rate, dropout and augmentation of many, noise moves the network more than what
-    it could learn (docs/accuracy.md). With smaller batches an epoch has more steps.
+    With few rows, a step learns little. At the learning rate, dropout and augmentation that suit many rows, noise would
+    then move the network more than the rows do (docs/accuracy.md). Smaller batches give an epoch more steps.
     """
     return (_FEW if rows < _FEW_ROWS else Recipe()).with_settings(list(settings))
 
 
 def ngram_bits(buckets: int | None, classes: int) -> int | None:
-    """The bits of a bucket's number, for so many buckets: None for a default by the classes. None for no branch.
+    """Return the bits of a bucket's number, or None if there is no branch of n-grams.
 
-    Raises UsageError for a number that is no power of two, or out of range.
+    Raises UsageError for a number of buckets that is no power of two, or that is out of range.
+
+    Parameters
+    ----------
+    buckets : int or None
+        The number of buckets: 0 for no branch, None for a default that depends on the number of classes.
+    classes : int
+        The number of classes.
+
     """
     row = 2 * (classes + 1)
     if buckets is None:
@@ -199,35 +218,42 @@ def ngram_bits(buckets: int | None, classes: int) -> int | None:
         known = f"a power of two from {1 << BITS[0]} to {1 << BITS[1]:,}, or 0"
         raise UsageError(f"{buckets} buckets for n-grams: give {known}")
     if buckets * row > MOST_TABLE_BYTES:
-        most = 1 << ((MOST_TABLE_BYTES // row).bit_length() - 1)
-        raise UsageError(f"{buckets:,} buckets for n-grams are too many for {classes} classes: at most {most:,}")
+        most_buckets = 1 << ((MOST_TABLE_BYTES // row).bit_length() - 1)
+        raise UsageError(
+            f"{buckets:,} buckets for n-grams are too many for {classes} classes: at most {most_buckets:,}"
+        )
     return bits
 
 
 def kinds_for(text: TextBuffers, length: int) -> Kinds:
-    """Words, pairs of words, and 2 to 5 characters (of many rows 4 and 5), in as many characters as most texts have, or
-    the network reads.
+    """Return the n-grams for some texts: words, pairs of words, and 2 to 5 characters (4 and 5 if there are many rows).
+
+    N-grams read as many characters as most of the texts have, and at least `length`, which is what the network reads.
     """
     continues = (text.data & 0xC0) == 0x80
     before = np.concatenate([[0], np.cumsum(~continues)])
     characters = np.diff(before[text.offsets])
-    most = int(np.quantile(characters, _MOST_TEXTS)) if len(characters) else 0
+    usual_length = int(np.quantile(characters, _MOST_TEXTS)) if len(characters) else 0
     lowest = 2 if len(characters) < _MANY_ROWS else 4
-    return Kinds(2, (lowest, 5), min(max(length, most), MOST_READ))
+    return Kinds(2, (lowest, 5), min(max(length, usual_length), MOST_READ))
 
 
 _LENGTH = 1014
 
 
 class Beginning(NamedTuple):
-    """What the network begins with.
+    """The input settings and the weights with which the network begins.
 
     Attributes
     ----------
-    alphabet, length, frame : str, int, str
-        What it reads of a text.
+    alphabet : str
+        The characters that the network reads.
+    length : int
+        How many characters of a text the network reads.
+    frame : str
+        Whether positions after the end of a text count.
     tensors : dict of str to ndarray
-        Those that it begins with, by name; none for random ones.
+        Weights by name, which the network begins with. All others are random.
 
     """
 
@@ -240,9 +266,18 @@ class Beginning(NamedTuple):
 def beginning(
     init: str | Path | Model | None, alphabet: str | None, length: int | None, frame: Frame | None
 ) -> Beginning:
-    """Begin with a model, or with nothing. alphabet, length, frame: what the user asked for, None for any.
+    """Return how the network begins: with the weights of the model `init`, or with random weights if `init` is None.
 
-    Raises UsageError where `init` differs from what was asked for, or has no network; ModelError where there is none.
+    Raises UsageError if the model differs from the options of the user, or if it has no network; ModelError if the
+    model cannot be loaded.
+
+    Parameters
+    ----------
+    init : str, Path, Model or None
+        The model to begin with.
+    alphabet, length, frame
+        The options of the user; None for an option that the user did not give.
+
     """
     if init is None:
         return Beginning(alphabet or WITH_SPACE, _LENGTH if length is None else length, frame or "text", {})

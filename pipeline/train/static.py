@@ -1,10 +1,11 @@
-"""Static vectors of an encoder's tokens: what the encoder makes of each token by itself, kept in the cache.
+"""Static vectors of an encoder's tokens: the vector that the encoder computes for each token alone, in a cache folder.
 
-That is how model2vec distils an encoder (https://github.com/MinishLab/model2vec): each token goes through the encoder
-alone, and a principal component analysis leaves the directions in which tokens differ the most. model2vec also weighs
-tokens by how frequent they are; here `branch.bags` does, by the inverse document frequency in the labelled rows.
+This is how model2vec distils an encoder (https://github.com/MinishLab/model2vec): the encoder computes a vector for
+each token alone, and a principal component analysis reduces the vectors to the directions in which tokens differ most.
+model2vec also weighs tokens by their frequency. Here, `branch.bags` weighs them, by the inverse document frequency in
+the labelled rows.
 
-The result is a folder as model2vec writes it, so `vectors.py` reads the two in the same way.
+The result is a folder in the format of model2vec, so `vectors.py` reads both in the same way.
 """
 
 from __future__ import annotations
@@ -29,14 +30,14 @@ from ..kernels.compile import cache_folder
 from ..model.charcnn import load_encoder
 from ..model.encoder_file import FILES
 
-_DIMENSIONS = 256  # model2vec's default
+_DIMENSIONS = 256  # the default of model2vec
 _WORD = re.compile(r"\w+")
-_CONTINUES = "##"  # before a token of WordPiece within a word
-_VERSION = b"1"  # of this module's way: another one makes other vectors
+_CONTINUES = "##"  # begins a WordPiece token that continues a word
+_VERSION = b"1"  # change this if a change of this module changes the vectors
 
 
 def is_static(folder: Path) -> bool:
-    """Whether a folder holds a table of vectors, as model2vec writes it, and no encoder."""
+    """Return whether a folder holds a table of vectors, in the format of model2vec, and no encoder."""
     path = folder / "model.safetensors"
     if not path.is_file():
         return False
@@ -48,18 +49,18 @@ def is_static(folder: Path) -> bool:
 def static_folder(
     encoder: Path, device: str, begins: Callable[[Path], None], report: Callable[[int, int], None]
 ) -> Path:
-    """The folder with the static vectors of an encoder's tokens, which this function fills the first time.
+    """Return the folder with the static vectors of an encoder's tokens. The first call fills it.
 
     Parameters
     ----------
     encoder : Path
         The encoder's folder.
     device : str
-        The device that computes, as of `open_engine`.
+        The device that computes the vectors; see `open_engine`.
     begins : callable
-        Called with the folder before it is filled, which takes some minutes of a core.
+        Called with the folder before this function fills it, which takes some minutes of a core.
     report : callable
-        Called now and then with how many tokens are done, and how many there are.
+        Called now and then with the number of finished tokens, and the number of all tokens.
 
     Returns
     -------
@@ -71,7 +72,7 @@ def static_folder(
     ModelError
         If the folder holds no encoder that can be computed here.
     UsageError
-        If it has no tokenizer.json, if its vectors are not finite, or if the cache cannot be written.
+        If the folder has no tokenizer.json, if the vectors are not finite, or if the cache cannot be written.
 
     """
     target = cache_folder() / "vectors" / _digest(encoder)
@@ -85,7 +86,7 @@ def static_folder(
             made.mkdir()
             save_file({"embeddings": _distilled(encoder, device, report)}, made / "model.safetensors")
             shutil.copyfile(encoder / "tokenizer.json", made / "tokenizer.json")
-            if not target.is_dir():  # or another process was faster, with the same vectors
+            if not target.is_dir():  # another process may have been faster, with the same vectors
                 made.rename(target)
     except OSError as error:
         remedy = "set BROADSHEET_CACHE_DIR to a folder with room that you may write to"
@@ -94,7 +95,7 @@ def static_folder(
 
 
 def _digest(folder: Path) -> str:
-    """A digest of all that decides what an encoder computes."""
+    """Return a digest of all files that decide what an encoder computes, and of this module's version."""
     digest = hashlib.sha256(_VERSION)
     for path in sorted({path for pattern in FILES for path in folder.glob(pattern) if path.is_file()}):
         with open(path, "rb") as file:
@@ -104,7 +105,10 @@ def _digest(folder: Path) -> str:
 
 
 def _distilled(folder: Path, device: str, report: Callable[[int, int], None]) -> NDArray[np.float16]:
-    """The vectors of an encoder's tokens [tokens, dimensions]: 0 of a token that is no word and no part of a word."""
+    """Compute the vectors of an encoder's tokens, [tokens, dimensions].
+
+    A token that is neither a word nor a part of a word has a vector of zeros.
+    """
     encoder = load_encoder(str(folder))
     of_tokens = _texts_of_tokens(folder / "tokenizer.json")
     words = sorted({text for text in of_tokens if text}, key=lambda text: (len(text), text))
@@ -124,7 +128,10 @@ def _distilled(folder: Path, device: str, report: Callable[[int, int], None]) ->
 
 
 def _texts_of_tokens(path: Path) -> list[str]:
-    """The text of each token by its number: empty for one that is no word and no part of a word."""
+    """Return the text of each token by its number.
+
+    A token that is neither a word nor a part of a word has an empty text.
+    """
     try:
         from tokenizers import Tokenizer
     except ModuleNotFoundError as error:

@@ -1,11 +1,13 @@
-"""Rows whose label is probably wrong, as in confident learning (Northcutt, Jiang and Chuang, "Confident Learning:
-Estimating Uncertainty in Dataset Labels", 2021): by probabilities of models that were not fitted to these rows.
+"""Finds rows whose label is probably wrong, by the probabilities of models that were not fitted to these rows.
 
-How surely a model is wrong says more than whether it is, so its scores have to be probabilities also far from one half.
-Three models see each row, which err on different rows: the one that was trained, a naive Bayes classifier on words
-(Rennie and others, "Tackling the Poor Assumptions of Naive Bayes Text Classifiers", 2003), and the labels of the texts
-that are most like it. A logistic regression makes probabilities of their log scores, each fifth of the rows by a fit to
-the others (Wolpert, "Stacked Generalization", 1992). docs/wrong_labels.md says how many wrong labels that finds.
+The method is confident learning (Northcutt, Jiang and Chuang, "Confident Learning: Estimating Uncertainty in Dataset
+Labels", 2021). How sure a model is that a label is wrong says more than only whether it disagrees. So its scores have
+to be good probabilities even near zero and one.
+
+Three models, which err on different rows, judge each row: the trained model, a naive Bayes classifier on words (Rennie
+and others, "Tackling the Poor Assumptions of Naive Bayes Text Classifiers", 2003), and the labels of the most similar
+texts. A logistic regression turns their log scores into probabilities. For each fifth of the rows, it is fitted to the
+other rows (Wolpert, "Stacked Generalization", 1992). docs/wrong_labels.md says how many wrong labels this finds.
 """
 
 from __future__ import annotations
@@ -28,10 +30,10 @@ Rows = NDArray[np.int64]
 Doubles = NDArray[np.float64]
 
 COLUMNS = ("file", "row", "truth", "truth_score", "label", "score", DECISION, TEXT, KEY)
-"""What the table has, beside the user's id column, which comes after `row`."""
+"""The columns of the table. If the user named an id column, it comes after `row`."""
 
 _WORDS, _BITS = Kinds(words=1, characters=(0, 0), reads=1014), 18
-_SMOOTHING = 0.3  # of naive Bayes, in occurrences of each word
+_SMOOTHING = 0.3  # naive Bayes adds this many occurrences of each word
 _NEIGHBOURS, _LEAST_SHARE = 20, 0.01
 _BLOCK = 512  # rows whose neighbours are found at once
 _FOLDS = 5
@@ -46,45 +48,49 @@ def suspects(
     decided: NDArray[np.bool_] | None = None,
     vectors: WordVectors | None = None,
 ) -> pa.Table:
-    """Those of `rows` whose label is probably wrong, the most probable first.
+    """Return those of `rows` whose label is probably wrong, the most probably wrong first.
 
-    As many are listed as there are rows to which another class has the highest probability, and at least the one that
-    this class has on average where it is the label: those whose own label has the lowest probability, `truth_score`,
-    in its order.
+    A row is doubted if another class than its label has the highest probability. The doubted rows are listed in the
+    order of the probability of their own label, `truth_score`, the lowest first. The number of listed rows is that of
+    the doubted rows whose most probable class has at least the probability that this class has, on average, in the rows
+    that have it as their label.
 
     Parameters
     ----------
     data : LabelledArticles
         All articles, with one label each.
     fit : int64 [M]
-        Numbers of the rows that the model was fitted to.
+        The numbers of the rows to which the model was fitted.
     rows : int64 [N]
-        Numbers of the rows to judge: rows that were held out, or some of `fit`, held out in turn.
+        The numbers of the rows to judge: rows that were held out, or some of `fit`, which were held out in turn.
     scores : float64 [N, classes]
-        Their probabilities, by a model that was not fitted to them.
+        The probabilities of the rows to judge, by a model that was not fitted to them.
     decided : bool [all articles], optional
-        Whose label a person has decided: these are not listed.
+        The articles whose label a person has decided. They are not listed.
     vectors : WordVectors, optional
-        By which texts are alike, beside their words.
+        Word vectors, which also measure how similar texts are.
 
     Returns
     -------
     pyarrow.Table
-        With the columns of COLUMNS: the row's `truth`, the label that it has; `label`, the probable one, with `score`;
-        an empty `decision`, and the text with its key.
+        The table with the columns of COLUMNS: `truth`, the label of the row; `label`, the most probable class, with
+        its `score`; an empty `decision`; and the text with its key.
 
     """
+    # Compute the probabilities of each row's classes from the log scores of three models.
     truth, each = data.labels[rows], np.arange(len(rows))
     grams = bags(*data.text.rows(np.union1d(fit, rows)), _WORDS, _BITS, vectors)
     log_scores = [np.log(np.maximum(scores, _LEAST_SCORE)), _naive_bayes(data, fit, rows, grams)]
     log_scores.append(neighbours(data, fit, rows, grams))
     stacked = _stacked(log_scores, truth, data.text.rows(rows).numbered())
     probable = scores if stacked is None else stacked
+    # Choose the rows to list.
     label, count = probable.argmax(axis=1), len(data.classes)
     own, best = probable[each, truth], probable[each, label]
     usual = np.bincount(truth, own, count) / np.maximum(np.bincount(truth, minlength=count), 1)
     doubted = np.flatnonzero((label != truth) & ~(np.zeros(len(rows), np.bool_) if decided is None else decided[rows]))
     found = doubted[np.argsort(own[doubted], kind="stable")][: int((best >= usual[label])[doubted].sum())]
+    # Make the table.
     assert data.places is not None
     table = data.places.take(pa.array(rows[found]))
     for name, numbers, probabilities in (("truth", truth, own), ("label", label, best)):
@@ -99,15 +105,15 @@ def suspects(
 
 
 def _naive_bayes(data: LabelledArticles, fit: Rows, rows: Rows, grams: Bags) -> Doubles:
-    """Log probabilities of `rows`, [N, classes], by naive Bayes classifiers that were not fitted to them.
+    """Return the log probabilities of `rows`, [N, classes], by naive Bayes classifiers that were not fitted to them.
 
-    grams: of the rows of both, in order.
+    grams: the n-grams of the rows of `fit` and `rows`, in ascending order of their numbers.
     """
     from sklearn.naive_bayes import ComplementNB
 
     both = np.union1d(fit, rows)
     words = sp.csr_matrix((grams.words > 0).astype(np.float64))
-    if np.isin(rows, fit).any():  # each was held out in turn
+    if np.isin(rows, fit).any():  # each of `fit` is held out in turn
         judged = [fit[fold] for fold in folds_of(data.labels[fit], data.text.numbered()[fit])]
     else:
         judged = [rows]
@@ -120,10 +126,11 @@ def _naive_bayes(data: LabelledArticles, fit: Rows, rows: Rows, grams: Bags) -> 
 
 
 def neighbours(data: LabelledArticles, fit: Rows, rows: Rows, grams: Bags) -> Doubles:
-    """Log shares of the classes, [N, classes], among the texts of `fit` that are most like each of `rows`.
+    """Return the log shares of the classes, [N, classes], among the texts of `fit` that are most similar to each row.
 
-    Texts are as alike as the TF-IDF of their words has a cosine, and their mean word vectors where there are any. What
-    has the same text is no neighbour. grams: of the rows of both, in order.
+    The similarity of two texts is the cosine of the TF-IDF of their words, plus the cosine of their mean word vectors
+    if there are any. Rows with the same text are not neighbours. grams: the n-grams of the rows of `fit` and `rows`, in
+    ascending order of their numbers.
     """
     from sklearn.feature_extraction.text import TfidfTransformer
     from sklearn.preprocessing import normalize
@@ -149,16 +156,18 @@ def neighbours(data: LabelledArticles, fit: Rows, rows: Rows, grams: Bags) -> Do
 
 
 def _stacked(log_scores: list[Doubles], truth: Rows, texts: Rows) -> Doubles | None:
-    """Probabilities [N, classes] that several models' scores stand for; None where no model can be fitted to them.
+    """Turn the scores of several models into probabilities, [N, classes], by a logistic regression.
+
+    Returns None if there are too few texts or classes for a fit.
 
     Parameters
     ----------
     log_scores : list of float64 [N, classes]
-        Log probabilities, of each model.
+        The log probabilities of each model.
     truth : int64 [N]
-        Class indices.
+        The class index of each row.
     texts : int64 [N]
-        A number for each row's text: rows of the same text are held out together.
+        A number for each row's text. Rows with the same text are held out together.
 
     """
     from sklearn.linear_model import LogisticRegression
@@ -172,10 +181,11 @@ def _stacked(log_scores: list[Doubles], truth: Rows, texts: Rows) -> Doubles | N
         return None
     features = np.column_stack(log_scores)
     model = make_pipeline(StandardScaler(), LogisticRegression(max_iter=1000))
-    how: Any = {"cv": GroupKFold(folds, shuffle=True, random_state=0), "groups": texts, "method": "predict_proba"}
+    options: Any = {"cv": GroupKFold(folds, shuffle=True, random_state=0), "groups": texts, "method": "predict_proba"}
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # a class that one fold alone has; a fit of many classes that stops early
-        given = cross_val_predict(model, features, truth, **how)
+        # scikit-learn warns if only one fold has a class, and if a fit of many classes stops early.
+        warnings.simplefilter("ignore")
+        given = cross_val_predict(model, features, truth, **options)
     probable = np.zeros_like(log_scores[0])
     probable[:, there] = given
     return probable

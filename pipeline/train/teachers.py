@@ -1,7 +1,7 @@
-"""Soft labels: the probability of every class, by teachers or in columns, beside labels or in their place.
+"""Soft labels: a probability for every class, from teachers or from columns, in addition to labels or instead of them.
 
-A teacher is one of our models, a function, or a sentence encoder, to which a linear model is fitted on the labelled
-rows. What it is sure of counts more than what it is not.
+A teacher is one of our models, a function, or a sentence encoder. For a sentence encoder, a linear model is fitted to
+the vectors of the labelled rows. A row without a label counts more, the surer its soft label is.
 """
 
 from __future__ import annotations
@@ -37,40 +37,44 @@ from .branch import folds_of, on_vectors
 from .data import ArticleReader, LabelledArticles, TextBuffers, indices_of, joined, sorted_names, with_first_number
 from .progress import RowsDone, Tell
 
-_PREFIX = "score_"  # of the columns that `classify --scores` writes
-_BATCH = 1024  # texts that a function is given at once
-_TEXTS_AT_ONCE = {"cpu": 256, "cuda": 131_072}  # that a model is given, so that it is known how far it is
+_PREFIX = "score_"  # begins the names of the columns that `classify --scores` writes
+_BATCH = 1024  # texts that a function gets at once
+_TEXTS_AT_ONCE = {"cpu": 256, "cuda": 131_072}  # texts that a model gets at once; after them, it reports its progress
 
 Doubles = NDArray[np.float64]
 Rows = NDArray[np.int64]
 Done = Callable[[int], None]
-"""Called with how many texts are done."""
+"""Called with the number of finished texts."""
 
 
 @dataclass(frozen=True)
 class SoftLabels:
-    """The source of soft labels: columns, or teachers, whose mean is taken.
+    """The source of soft labels: columns, or teachers. With several teachers, their mean is used.
 
     Attributes
     ----------
     columns : tuple of str
-        One of lists, or one for each class.
+        One column of lists, or a column for each class.
     models : tuple of str, Path or Model
-        Teachers: ours (whatever `load_model` takes, so also an encoder with a head), "module:function" from a list of
-        texts to an array [N, classes] of probabilities, or a model of sentence-transformers: a folder, or the name of
-        one on the Hub. With "hf://" before the name, or a folder, it needs no PyTorch where it is of a kind that is
-        computed here. Of a model of numbers its numbers are learned.
+        The teachers. Each is one of:
+
+        - One of our models: anything that `load_model` takes, which includes an encoder with a head. If the model
+          returns numbers, its numbers are learned.
+        - "module:function", the name of a function from a list of texts to an array [N, classes] of probabilities.
+        - A model of sentence-transformers: a folder, or a name on the Hub. A folder, or a name that begins with
+          "hf://", does not need PyTorch if our kernels can compute the model.
     unlabelled : as `classify` takes it, optional
-        More text for the teachers.
+        More texts for the teachers.
     share : float
-        Of what is learned of an article that has a label too.
+        The share of the soft label in the target of an article that also has a label.
     device : str
-        On which teachers compute.
+        The device on which the teachers compute.
 
     Raises
     ------
     UsageError
-        For both or neither, text without a teacher, and a share that is none.
+        If there are both columns and teachers, or neither; for more texts without a teacher; and for a share that is
+        not from 0 to 1.
 
     """
 
@@ -90,7 +94,7 @@ class SoftLabels:
 
     @cached_property
     def _loaded(self) -> tuple[str | Path | Model, ...]:
-        """The teachers, those of them loaded that are ours."""
+        """The teachers. Those that are our models are loaded."""
         return tuple(load_one(one) if _is_ours(one) else one for one in self.models)
 
     @property
@@ -99,12 +103,15 @@ class SoftLabels:
 
     @property
     def levels(self) -> Levels | None:
-        """Of the numbers that teachers give, where the first of ours does."""
+        """The levels of the numbers that the teachers return; None if the first of our models returns no numbers."""
         return self._ours[0].levels if self._ours else None
 
     @property
     def encoder(self) -> Model:
-        """The one teacher, to be kept beside n-grams. Raises UsageError where there is another, or it is no encoder."""
+        """The only teacher, which a chain keeps beside the n-grams.
+
+        Raises UsageError if there is another teacher, or if it is no encoder with a head.
+        """
         model = self._ours[0] if len(self.models) == len(self._ours) == 1 else None
         if len(self.models) == 1 and model is None:
             _refuse_without_head(str(self.models[0]))
@@ -116,17 +123,18 @@ class SoftLabels:
         return model
 
     def about(self) -> dict[str, Any]:
-        """The source as a model's card has it."""
+        """Return the description of the source for a model's card."""
         models = [m.name if isinstance(m, Model) else str(m) for m in self.models]
         return {"share": self.share, **({"teachers": models} if models else {"columns": list(self.columns)})}
 
     def read(
         self, source: Any, reading: ArticleReader, label_column: str | None, classes: tuple[str, ...] | None
     ) -> Taught:
-        """Read `source`, with labels where it has them, and `unlabelled`; teachers have answered nothing yet.
+        """Read `source`, with its labels if it has any, and `unlabelled`. The teachers do not answer yet.
 
-        The classes are those given, or of our models as teachers, or as `read_taught` finds them. Raises UsageError as
-        that does.
+        The classes are `classes` if you give them, otherwise those of the teachers that are our models, otherwise those
+        that `read_taught` finds. Raises UsageError for teachers that do not fit together or to the classes, and like
+        `read_taught`.
         """
         names = classes
         if self.levels and any(not isinstance(one, Model) or one.levels != self.levels for one in self._loaded):
@@ -143,10 +151,20 @@ class SoftLabels:
         return taught
 
     def taught(self, taught: Taught, held: Rows, tell: Tell | None = None) -> Taught:
-        """The rows with the mean of the teachers' probabilities, in each row of those that gave some. Teachers that
-        learn do so from labelled rows that are not `held`. tell: called with how far each teacher is.
+        """Return the rows with the answers of the teachers.
 
-        Raises UsageError for a teacher that cannot be asked, or has no answer at all.
+        The answer for a row is the mean over the teachers that have one for it. Sentence encoders learn from the
+        labelled rows that are not held out. Raises UsageError for a teacher that fails, or that has no answer at all.
+
+        Parameters
+        ----------
+        taught : Taught
+            The rows.
+        held : int64 [K]
+            The numbers of the held-out rows.
+        tell : callable, optional
+            Called with the progress of each teacher.
+
         """
         if not self.models:
             return taught
@@ -171,21 +189,21 @@ class SoftLabels:
     def _answers(self, what: str | Path | Model, data: LabelledArticles, known: Rows, tell: Tell | None) -> Doubles:
         phase = f"teacher {os.path.basename(what.name if isinstance(what, Model) else str(what))}"
 
-        def done(rows: int) -> None:
+        def report(rows: int) -> None:
             if tell is not None:
                 tell(RowsDone(phase, rows, len(data)))
 
         if isinstance(what, Model):
-            return _of_model(what, data, self.device, done)
+            return _of_model(what, data, self.device, report)
         texts = [text.tobytes().decode(errors="replace") for text in np.split(data.text.data, data.text.offsets[1:-1])]
         name = str(what)
         if ":" in name and not (name.startswith(HUB) or Path(name).exists()):
-            return _of_function(name, texts, data.classes, done)
-        return _learned(_encoded(name, data.text, texts, self.device, done), data, known)
+            return _of_function(name, texts, data.classes, report)
+        return _learned(_encoded(name, data.text, texts, self.device, report), data, known)
 
 
 def _refuse_without_head(name: str) -> None:
-    """Raise UsageError for an encoder without a head, with the two steps that make a chain of it."""
+    """Raise UsageError for an encoder without a head. The message names the two steps that make a chain of it."""
     if name.startswith(HUB) or Path(name).is_dir():
         raise UsageError(
             f"{name} is an encoder without a head, which gives vectors and no labels. Two steps make a chain of it: "
@@ -195,7 +213,7 @@ def _refuse_without_head(name: str) -> None:
 
 
 def _is_ours(what: str | Path | Model) -> bool:
-    """Whether a teacher is one of our models: not a function, or a sentence encoder without a head."""
+    """Return whether a teacher is one of our models, and neither a function nor a sentence encoder without a head."""
     if isinstance(what, Model):
         return True
     path = fetch_from_hub(str(what), FILES)[0] if str(what).startswith(HUB) else Path(what)
@@ -204,8 +222,8 @@ def _is_ours(what: str | Path | Model) -> bool:
     return path.is_file() or not (":" in str(what) or "/" in str(what))
 
 
-def _of_model(model: Model, data: LabelledArticles, device: str, done: Done) -> Doubles:
-    """Probabilities [N, classes], or numbers [N, 1]; NaN where it overflows."""
+def _of_model(model: Model, data: LabelledArticles, device: str, report: Done) -> Doubles:
+    """Return a model's probabilities [N, classes], or its numbers [N, 1]; NaN if it overflows for a text."""
     order = [model.classes.index(name) for name in data.classes]
     parts = []
     with opened([model.asking("all")], device) as (engine,):
@@ -213,25 +231,25 @@ def _of_model(model: Model, data: LabelledArticles, device: str, done: Done) -> 
         for first in range(0, len(data), size):
             rows = np.arange(first, min(first + size, len(data)))
             parts.append(answers_of(model, engine.classify(base.Texts(*data.text.rows(rows)), all_scores=True)))
-            done(first + len(rows))
+            report(first + len(rows))
     scores = np.concatenate(parts)
     return scores if model.levels is not None else scores[:, order]
 
 
-def _of_function(name: str, texts: list[str], classes: tuple[str, ...], done: Done) -> Doubles:
+def _of_function(name: str, texts: list[str], classes: tuple[str, ...], report: Done) -> Doubles:
     module, _, function = name.partition(":")
     try:
         teacher: Callable[[list[str]], Any] = getattr(import_module(module), function)
         if not callable(teacher):
             raise TypeError(f"{function} of {module} is no function")
-    except Exception as error:  # a module's own code may raise any
+    except Exception as error:  # a module's own code may raise anything
         raise UsageError(f"there is no teacher {name} ({error}): give MODULE:FUNCTION that Python finds") from error
     parts = []
     try:
         for at in range(0, len(texts), _BATCH):
             parts.append(np.asarray(teacher(texts[at : at + _BATCH]), np.float64))
-            done(min(at + _BATCH, len(texts)))
-    except Exception as error:  # so may the function
+            report(min(at + _BATCH, len(texts)))
+    except Exception as error:  # the function may raise anything too
         what = f"the teacher {name} gave no probabilities ({type(error).__name__}: {error})"
         raise UsageError(f"{what}: it takes texts, and returns them") from error
     for at, part in enumerate(parts):
@@ -241,45 +259,45 @@ def _of_function(name: str, texts: list[str], classes: tuple[str, ...], done: Do
     return shares(np.concatenate(parts), f"the teacher {name}")
 
 
-def _encoded(name: str, text: TextBuffers, texts: list[str], device: str, done: Done) -> NDArray[np.float32]:
-    """The vectors of a sentence encoder, of length one: by our engine where that can.
+def _encoded(name: str, text: TextBuffers, texts: list[str], device: str, report: Done) -> NDArray[np.float32]:
+    """Compute the vectors of a sentence encoder, of length one, by our engine if it can.
 
     Parameters
     ----------
     name : str
-        The encoder.
+        The name of the encoder.
     text, texts
         The same texts, as buffers and as strings.
     device : str
-        On which it computes.
-    done : callable
-        Called with how many texts are done, now and then.
+        The device on which the encoder computes.
+    report : callable
+        Called now and then with the number of finished texts.
 
     """
     vectors, refused = None, ""
     if name.startswith(HUB) or Path(name).is_dir():
         try:
-            vectors = vectors_of(load_encoder(name), *text, device, done)
+            vectors = vectors_of(load_encoder(name), *text, device, report)
         except ModelError as error:
             refused = f"{error.message}; "
     if vectors is None:
-        vectors = _by_sentence_transformers(name, texts, device, refused, done)
+        vectors = _by_sentence_transformers(name, texts, device, refused, report)
     if not np.isfinite(vectors).all():
         raise UsageError(f"the vectors of {name} are not all finite: name another teacher")
     return vectors
 
 
 def _by_sentence_transformers(
-    name: str, texts: list[str], device: str, refused: str, done: Done
+    name: str, texts: list[str], device: str, refused: str, report: Done
 ) -> NDArray[np.float32]:
-    """The vectors of a sentence encoder, of length one.
+    """Compute the vectors of a sentence encoder, of length one, by sentence-transformers.
 
     Parameters
     ----------
-    name, texts, device, done
-        As of `_encoded`.
+    name, texts, device, report
+        See `_encoded`.
     refused : str
-        Why our engine cannot, for messages.
+        The reason why our engine cannot compute them, for messages.
 
     """
     try:
@@ -289,19 +307,20 @@ def _by_sentence_transformers(
         raise UsageError(f"{refused}the teacher {name} needs sentence-transformers: {remedy}") from error
     try:
         encoder = SentenceTransformer(name, device=None if device == "auto" else device)
-    except Exception as error:  # of many libraries, which have many
+    except Exception as error:  # it uses many libraries, which raise many kinds of errors
         what = "is no model of sentence-transformers that can be loaded"
         raise UsageError(f"{refused}{name} {what} ({error})") from error
     parts = []
     for at in range(0, len(texts), _BATCH):
         parts.append(encoder.encode(texts[at : at + _BATCH], normalize_embeddings=True, show_progress_bar=False))
-        done(min(at + _BATCH, len(texts)))
+        report(min(at + _BATCH, len(texts)))
     return np.concatenate(parts)
 
 
 def _learned(vectors: NDArray[np.float32], data: LabelledArticles, known: Rows) -> Doubles:
-    """The probabilities of a linear model on vectors, fitted to the rows `known`; those of `known` by fits to others of
-    them.
+    """Return the probabilities of a linear model on vectors, which is fitted to the rows `known`.
+
+    The probabilities of the rows `known` themselves come from models that were fitted to others of these rows.
     """
     labels = data.labels[known]
     if len(np.unique(labels)) < 2:
@@ -318,11 +337,11 @@ class Taught(NamedTuple):
     Attributes
     ----------
     data : LabelledArticles
-        Where there is no label, the most probable class is.
-    probabilities : ndarray
-        float64 [N, classes], NaN where there are none; numbers [N, 1] of teachers that give these.
-    labelled : ndarray
-        bool [N].
+        The articles. The label of an article without one is its most probable class.
+    probabilities : float64 [N, classes], or [N, 1]
+        The probabilities of each article, or its number if the teachers return numbers; NaN if there are none.
+    labelled : bool [N]
+        Which articles have a label.
 
     """
 
@@ -331,7 +350,7 @@ class Taught(NamedTuple):
     labelled: NDArray[np.bool_]
 
     def and_(self, more: Taught) -> Taught:
-        """These articles, then those."""
+        """Concatenate these articles and `more`."""
         one, other = self.data, more.data
         ids, labels = np.concatenate([one.ids, other.ids]), np.concatenate([one.labels, other.labels])
         text, files = joined([one.text, other.text]), (*one.files, *other.files)
@@ -343,8 +362,10 @@ class Taught(NamedTuple):
         return Taught(data, probabilities, np.concatenate([self.labelled, more.labelled]))
 
     def targets(self, share: float, held: Rows) -> NDArray[np.float32]:
-        """What is learned, float32 [N, classes]: where a row has a label and probabilities, `share` of these. A
-        held-out row has its label.
+        """Return the target probabilities, float32 [N, classes].
+
+        If a row has both a label and probabilities, `share` is the share of the probabilities in its target. The target
+        of a held-out row is its label alone.
         """
         hard = np.eye(len(self.data.classes))[self.data.labels]
         weight = np.where(self.labelled, share, 1.0)
@@ -354,7 +375,7 @@ class Taught(NamedTuple):
         return mixed.astype(np.float32)
 
     def sure(self) -> Doubles:
-        """How much each row counts: 1 with a label; else as much as its entropy falls short of the greatest."""
+        """Return the weight of each row: 1 with a label; otherwise 1 minus its entropy, as a share of the largest."""
         shares = np.clip(np.nan_to_num(self.probabilities), 1e-12, 1)
         entropy = -(shares * np.log(shares)).sum(axis=1) / np.log(shares.shape[1])
         return np.where(self.labelled, 1.0, np.maximum(1 - entropy, 0.0))
@@ -365,7 +386,7 @@ class Taught(NamedTuple):
         return self.labelled | ~np.isnan(self.probabilities).any(axis=1)
 
     def right(self, rows: Rows) -> float | None:
-        """The share of the labelled rows among `rows` that the teacher gets right; None where there are none."""
+        """Return the share of the labelled rows among `rows` that the teacher gets right; None if there are none."""
         rows = rows[self.labelled[rows] & ~np.isnan(self.probabilities[rows]).any(axis=1)]
         right = self.probabilities[rows].argmax(axis=1) == self.data.labels[rows]
         return float(right.mean()) if len(rows) else None
@@ -381,28 +402,30 @@ def read_taught(
 ) -> Taught:
     """Read every article of `source`, with its label if it has one, and with its probabilities.
 
-    The classes are those given, or as `read_labelled` finds them, or named by the columns.
+    The classes are `classes` if you give them, otherwise those that a column for each class names, otherwise the labels
+    that occur.
 
-    Raises UsageError as that does, and for a row with negative probabilities, or without a teacher with neither label
-    nor probabilities.
+    Raises UsageError like `read_labelled`; for a row with negative probabilities; and for a row without a label,
+    without probabilities and without a teacher.
 
     Parameters
     ----------
     source : Any
         Anything that `classify` takes.
     reading : ArticleReader
-        How articles are read.
+        Reads and encodes the articles.
     label_column : str or None
         The column with the labels, if there is one.
     soft_columns : tuple of str
-        The columns with the probabilities: one of lists, or one for each class.
+        The columns with the probabilities: one column of lists, or a column for each class.
     classes : tuple of str, optional
         The names of the classes.
     has_teacher : bool
         Whether a teacher labels rows that have neither label nor probabilities.
 
     """
-    kept = tuple(dict.fromkeys((*([label_column] if label_column else []), *soft_columns)))
+    # Read the articles, their labels and the columns with probabilities.
+    columns = tuple(dict.fromkeys((*([label_column] if label_column else []), *soft_columns)))
 
     def labels_of(chunk: Chunk) -> tuple[pa.Array, pa.Table]:
         nothing = pa.nulls(len(chunk.rows), pa.string())
@@ -412,9 +435,10 @@ def read_taught(
         return labels, chunk.rows.select(list(soft_columns))
 
     label_columns = (label_column,) if label_column else ()
-    articles, of_chunks = reading.articles(source, kept, "text", labels_of, labels=label_columns)
+    articles, of_chunks = reading.articles(source, columns, "text", labels_of, labels=label_columns)
     labels, soft = zip(*of_chunks, strict=True)
     label = pa.chunked_array(labels, pa.string()).combine_chunks()
+    # Find the classes, and turn labels and columns into class indices and probabilities.
     rules = reading.rules
     names = classes or _named(label, soft_columns, rules.fold)
     if label_column:
@@ -428,6 +452,7 @@ def read_taught(
     truth = np.where(labelled, indices, best).astype(np.int64)
     data = replace(articles.labelled(truth, names), numbers_from=rules.numbers_from)
     taught = Taught(data, probabilities, labelled)
+    # Refuse rows from which nothing can be learned.
     if not taught.answered.all() and not has_teacher:
         raise UsageError(f"row {int(np.argmin(taught.answered))} has neither a label nor probabilities")
     if soft_columns and np.isnan(probabilities).any(1).all():
@@ -436,10 +461,10 @@ def read_taught(
 
 
 def hold_out_labelled(labels: Rows, labelled: NDArray[np.bool_], share: float, texts: Rows) -> tuple[Rows, Rows]:
-    """The same as `hold_out` over the labelled rows; over all where none is labelled, to see how well soft labels are
-    learned.
+    """Return the rows to train on and the rows to hold out, as `hold_out` does, but hold out only labelled rows.
 
-    A row without a label is not trained on either where its text is held out.
+    If no row has a label, any row can be held out; such rows measure how well soft labels are learned. A row without a
+    label is not trained on if its text is held out.
     """
     if not labelled.any():
         return hold_out(labels, share, texts)
@@ -449,7 +474,7 @@ def hold_out_labelled(labels: Rows, labelled: NDArray[np.bool_], share: float, t
 
 
 def _named(label: pa.Array, columns: Sequence[str], fold: bool) -> tuple[str, ...]:
-    """The classes that occur as labels, sorted, or else those that the columns are called after."""
+    """Return the classes: those that several columns name, or else the labels that occur, sorted."""
     if len(columns) > 1:
         return tuple(name.removeprefix(_PREFIX) for name in columns)
     counts = {one["values"]: one["counts"] for one in label.drop_null().value_counts().to_pylist()}
@@ -460,7 +485,7 @@ def _named(label: pa.Array, columns: Sequence[str], fold: bool) -> tuple[str, ..
 
 
 def _in_columns(table: pa.Table, columns: tuple[str, ...], classes: tuple[str, ...]) -> Doubles:
-    """Probabilities [N, classes] of one column of lists, or of a column for each class."""
+    """Return the probabilities, [N, classes], in one column of lists, or in a column for each class."""
     where = f"soft labels in {', '.join(columns)}"
     try:
         if len(columns) == 1:
@@ -479,8 +504,9 @@ def _in_columns(table: pa.Table, columns: tuple[str, ...], classes: tuple[str, .
 
 
 def shares(given: Doubles, where: str) -> Doubles:
-    """The probabilities of each row, [N, classes], scaled to a sum of one. where: their source, for the UsageError
-    where they cannot be scaled.
+    """Scale the probabilities of each row, [N, classes], to a sum of one.
+
+    Raises UsageError if they cannot be scaled. where: the source of the probabilities, for its message.
     """
     sums: Doubles = given.sum(1, keepdims=True)
     if (given < 0).any() or (sums <= 0).any() or np.isinf(sums).any():

@@ -1,7 +1,7 @@
-"""An encoder as a module of PyTorch, whose weights can learn, and the encoder with the weights that were learned.
+"""Makes a PyTorch module of an encoder, whose weights can be trained, and an encoder of the trained weights.
 
-Of encoders that our kernels compute, the module is `model/encoder.py` in PyTorch, by the same names. Of others it is
-the model of transformers with what follows it.
+For encoders that our kernels compute, the module computes the same as `model/encoder.py`, with the same names. For
+others, it is the model of transformers with the modules that follow it.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from ..model.torch_encoder import TorchEncoder
 Integers = NDArray[np.int64]
 
 _DROPOUT = 0.1
-"""As BERT was trained with."""
+"""The dropout with which BERT was trained."""
 
 
 class OwnEncoder(nn.Module):
-    """An encoder that our kernels compute.
+    """The module of an encoder that our kernels compute.
 
     Parameters
     ----------
@@ -46,7 +46,8 @@ class OwnEncoder(nn.Module):
             self.register_parameter(name.replace(".", "/"), nn.Parameter(value))
 
     def forward(self, texts: Sequence[Integers]) -> Tensor:
-        """The vectors of texts that have their tokens, fp32 [texts, outputs]."""
+        """Compute the vectors of texts, fp32 [texts, outputs]. texts: the numbers of the tokens of each text."""
+        # Pad the texts to the length of the longest.
         settings, device = self.encoder.settings, self._of("embedding").device
         longest = max(map(len, texts))
         ids, places = np.zeros((2, len(texts), longest), np.int64)
@@ -55,11 +56,13 @@ class OwnEncoder(nn.Module):
             ids[row, : len(own)] = own
             places[row, : len(own)] = self.encoder.places_of(own, np.array([0, len(own)]))
             mask[row, : len(own)] = True
+        # Embed the tokens and their places.
         seen = torch.from_numpy(mask).to(device)
         x = self._of("embedding")[torch.from_numpy(ids).to(device)]
         if settings.has_places:
             x = x + self._of("places")[torch.from_numpy(places).to(device)]
         x = self._dropped(self._normed(x, "norm"))
+        # Compute the layers. Their norms come before attention and product (pre-norm) or after them.
         for layer in range(settings.layers):
             if settings.is_pre_norm:
                 read = self._normed(x, f"{layer}.norm1") if layer else x
@@ -72,10 +75,12 @@ class OwnEncoder(nn.Module):
                 x = self._normed(x + self._dropped(self._product(inner, f"{layer}.outer")), f"{layer}.norm2")
         if settings.is_pre_norm:
             x = self._normed(x, "final")
+        # Pool the tokens: the first one, or the mean.
         vector = x[:, 0]
         if settings.pooling == "mean":
             counted = seen[:, :, None].to(x.dtype)
             vector = (x * counted).sum(dim=1) / counted.sum(dim=1)
+        # Compute the steps of the head.
         products = 0
         for step in settings.head:
             if step == NORMALISE:
@@ -88,7 +93,7 @@ class OwnEncoder(nn.Module):
         return vector.float()
 
     def learned(self) -> Encoder:
-        """The encoder with the weights as they are now."""
+        """Return the encoder with the present weights."""
         weights = {name: self._of(name).detach().float().cpu().numpy().copy() for name in self.encoder.weights}
         return replace(self.encoder, weights=weights)
 
@@ -123,7 +128,7 @@ class OwnEncoder(nn.Module):
             rotary, places = self.encoder.settings.rotary[layer], torch.arange(x.shape[1], device=x.device)
             by = torch.from_numpy(turns(rotary, size, x.shape[1])).to(x.device)
             query, key = _turned(query, by), _turned(key, by)
-            if rotary.window is not None:  # padding sees itself, where it would see nothing
+            if rotary.window is not None:  # every token sees itself, since padding might see nothing otherwise
                 far = (places - places[:, None]).abs()
                 mask = mask & (far <= rotary.window) | (far == 0)
         if self.encoder.settings.distances is not None:
@@ -152,7 +157,7 @@ class OwnEncoder(nn.Module):
 
 
 def _turned(x: Tensor, by: Tensor) -> Tensor:
-    """Queries or keys turned by rotary embeddings. x: [texts, heads, tokens, size]; by: as `turns` returns it."""
+    """Apply rotary embeddings to queries or keys. x: [texts, heads, tokens, size]. by: the result of `turns`."""
     low, high = x.chunk(2, dim=-1)
     cosine, sine = by.to(x.dtype).unbind(dim=2)
     return torch.cat([low * cosine - high * sine, high * cosine + low * sine], dim=-1)
@@ -168,12 +173,12 @@ _ACTIVATIONS: dict[str, Any] = {
 
 
 class LibraryEncoder(nn.Module):
-    """An encoder of a family that PyTorch computes.
+    """The module of an encoder that our kernels do not compute, and PyTorch does.
 
     Parameters
     ----------
     encoder : TorchEncoder
-        The encoder, for vectors.
+        The encoder, without a head for classes.
 
     """
 
@@ -185,7 +190,7 @@ class LibraryEncoder(nn.Module):
         self.after = nn.ModuleList(self._forward.modules)
 
     def forward(self, texts: Sequence[Any]) -> Tensor:
-        """The vectors of texts that have their `tokenizers.Encoding`, fp32 [texts, outputs]."""
+        """Compute the vectors of texts, fp32 [texts, outputs]. texts: the `tokenizers.Encoding` of each text."""
         self._forward.device = next(self.body.parameters()).device
         if self._forward.is_padded:
             return self._vectors(texts)
@@ -196,7 +201,7 @@ class LibraryEncoder(nn.Module):
         return found
 
     def learned(self) -> TorchEncoder:
-        """The encoder with the weights as they are now. Those of modules after it stay as they were."""
+        """Return the encoder with its present weights. The weights of the modules that follow it are unchanged."""
         from safetensors.torch import save
 
         state = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in self.body.state_dict().items()}
@@ -207,7 +212,7 @@ class LibraryEncoder(nn.Module):
 
 
 def tunable(encoder: Encoder | TorchEncoder) -> OwnEncoder | LibraryEncoder:
-    """The module of an encoder for vectors. Modules after an encoder of transformers do not learn."""
+    """Return the module of an encoder. Modules that follow a model of transformers are not trained."""
     if isinstance(encoder, Encoder):
         return OwnEncoder(encoder)
     module = LibraryEncoder(encoder)

@@ -1,7 +1,8 @@
-"""Pretrained word vectors, which say something about words that few labelled rows have, or none.
+"""Pretrained word vectors, which help with words that occur in few labelled rows, or in none.
 
-A score that is linear in the sum of a text's word vectors is a sum of class weights by word. So what is learned of the
-vectors goes into the table of n-grams, into the rows of single words, and costs nothing when texts are labelled.
+A score that is linear in the sum of a text's word vectors is a sum of class weights by word. So the weights that
+training learns for the vectors are added to the table of n-grams, to the rows of single words. They cost no time when
+texts are labelled.
 """
 
 from __future__ import annotations
@@ -33,16 +34,16 @@ from .static import is_static, static_folder
 Vectors = NDArray[np.float32]
 
 WORDLLAMA = "wordllama"
-"""The package whose vectors are meant by its name: 32,000 tokens, 256 numbers each."""
+"""The package with vectors of 32,000 tokens, 256 numbers each. Its name also names its vectors."""
 
 AUTO = "auto"
-"""The vectors of that package where it is installed, and the labelled rows are few."""
+"""Chooses the vectors of this package if it is installed and there are few labelled rows."""
 
-_FEW_ROWS = 10_000  # with more, vectors help no more, and the fit takes longer
-_MOST_OF_ROWS = 200_000  # distinct words, the most frequent ones
-_MOST_OWN = 50_000  # words of the vectors' own
+_FEW_ROWS = 10_000  # with more rows, vectors no longer help, and the fit takes longer
+_MOST_OF_ROWS = 200_000  # the most distinct words of the texts, the most frequent ones
+_MOST_OWN = 50_000  # the most words of the vectors that need not occur in the texts
 _WORD = re.compile(r"\w+")
-_SPACE_MARKS = "▁Ġ"  # before a token that begins a word
+_SPACE_MARKS = "▁Ġ"  # marks at the beginning of a token that begins a word
 _FORMS = (
     "safetensors with a vocabulary, text of word2vec, GloVe or fastText (.vec), its .bin, or the folder of an encoder "
     "or of model2vec"
@@ -55,11 +56,11 @@ class WordVectors(NamedTuple):
     Attributes
     ----------
     words : list of str
-        W of them, as they are hashed.
-    vectors : ndarray
-        float32 [W, dimensions].
+        The W words, in lower case, in the form that is hashed.
+    vectors : float32 [W, dimensions]
+        The vector of each word.
     about : dict
-        What they are, for a card.
+        The name and the size of the vectors, for a model's card.
 
     """
 
@@ -68,7 +69,7 @@ class WordVectors(NamedTuple):
     about: dict[str, Any]
 
     def buckets(self, bits: int) -> tuple[NDArray[np.uint32], Vectors]:
-        """The buckets of single words, ascending, each with the sum of its words' vectors."""
+        """Return the buckets of single words, ascending, and the sum of the vectors of each bucket's words."""
         texts = Texts.of([word.encode() for word in self.words])
         (grams,) = find(texts.data, texts.offsets, Kinds(1, (0, 0), 1014), bits).words
         single = np.diff(grams.offsets) == 1
@@ -79,9 +80,16 @@ class WordVectors(NamedTuple):
 
 
 def chosen_vectors(what: str | Path | None, rows: int) -> list[str]:
-    """The vectors that a fit to so many labelled rows takes: names, files or folders, or none.
+    """Return the names, files or folders of the vectors that a fit uses, maybe none.
 
-    Several stand with commas between. A path with a comma is one path where a file or folder has that name.
+    Parameters
+    ----------
+    what : str, Path or None
+        The option of the user: several names with commas between them, "auto", or None for no vectors. If a file or
+        folder has the whole name, commas included, it is one path.
+    rows : int
+        The number of labelled rows, which decides what "auto" means.
+
     """
     if what is None:
         return []
@@ -96,10 +104,11 @@ def read_vectors(
     device: str = "auto",
     tell: Callable[[Told], None] = lambda what: None,
 ) -> WordVectors:
-    """The vectors of the words of some texts, and of the words that are the most frequent where the vectors come from.
+    """Read the vectors of the words of some texts, and of the words that are first in each table of vectors.
 
-    Several tables become one: the numbers of a word stand side by side. So that each table counts the same, its vectors
-    have a mean of zero and a mean length of one; a word that it lacks has zeros.
+    Tables usually list the most frequent words first. Several tables become one table, in which a word has its vectors
+    of all tables side by side. So that each table counts the same, its vectors get a mean of zero and a mean length of
+    one. A word that a table lacks has zeros there.
 
     Parameters
     ----------
@@ -108,14 +117,14 @@ def read_vectors(
     text : TextBuffers
         The texts.
     device : str
-        The device that computes an encoder's vectors, as of `open_engine`.
+        The device that computes an encoder's vectors; see `open_engine`.
     tell : callable
-        Called with a note and the progress, where an encoder is distilled.
+        Called with a note and the progress if an encoder is distilled.
 
     Raises
     ------
     UsageError
-        If a table cannot be read, or has no vector of a word of the texts.
+        If a table cannot be read, has values that are not finite, or has no vector for any word.
 
     """
     tables = [_read_table(name, text, device, tell) for name in named]
@@ -135,7 +144,8 @@ def read_vectors(
 
 
 def _read_table(what: str, text: TextBuffers, device: str, tell: Callable[[Told], None]) -> WordVectors:
-    """The vectors of one name, file or folder. The parameters are those of `read_vectors`."""
+    """Read the vectors of one name, file or folder. The parameters are those of `read_vectors`."""
+    # Read the vectors of the package, or of a file or folder by its format.
     wanted = _words_of(text)
     if what == WORDLLAMA:
         spec = find_spec(WORDLLAMA)
@@ -158,6 +168,7 @@ def _read_table(what: str, text: TextBuffers, device: str, tell: Callable[[Told]
             else:
                 by_word = _of_text(path, wanted)
         about = {"name": path.resolve().name}
+    # Check the vectors, and make one table of them.
     if not by_word:
         raise UsageError(f"{what} has a vector of no word of the texts")
     vectors = np.stack(list(by_word.values())).astype(np.float32)
@@ -167,13 +178,13 @@ def _read_table(what: str, text: TextBuffers, device: str, tell: Callable[[Told]
 
 
 def _distilled(encoder: Path, device: str, tell: Callable[[Told], None]) -> Path:
-    """The folder with static vectors of an encoder's tokens. The parameters are those of `read_vectors`."""
+    """Return the folder with static vectors of an encoder's tokens. The parameters are those of `read_vectors`."""
     what = f"static vectors of {encoder.resolve().name}"
 
     def begins(folder: Path) -> None:
         tell(Note(f"{what}, for the first time: a few minutes of a CPU core. They are kept in {folder}"))
 
-    return static_folder(encoder, device, begins, lambda done, most: tell(RowsDone(what, done, most)))
+    return static_folder(encoder, device, begins, lambda tokens_done, tokens: tell(RowsDone(what, tokens_done, tokens)))
 
 
 @contextmanager
@@ -185,7 +196,7 @@ def _readable(path: Path) -> Iterator[None]:
 
 
 def _words_of(text: TextBuffers) -> list[str]:
-    """The words of some texts in lower case, the most frequent first."""
+    """Return the most frequent words of some texts in lower case, in descending order of frequency."""
     counts: Counter[str] = Counter()
     for first, last in zip(text.offsets, text.offsets[1:], strict=False):
         counts.update(_WORD.findall(text.data[first:last].tobytes().decode(errors="ignore").lower()))
@@ -193,7 +204,11 @@ def _words_of(text: TextBuffers) -> list[str]:
 
 
 def _of_tokens(weights: Path, tokenizer: Path, wanted: Sequence[str]) -> dict[str, Vectors]:
-    """The mean vector of each word's tokens, spelled with such capitals that these are the fewest."""
+    """Return the mean vector of the tokens of each word.
+
+    A word may be spelled in lower case, with a capital, or in capitals. The spelling with the fewest tokens counts.
+    """
+    # Load the table of token vectors, and the tokenizer.
     try:
         from tokenizers import Tokenizer
     except ModuleNotFoundError as error:
@@ -203,19 +218,22 @@ def _of_tokens(weights: Path, tokenizer: Path, wanted: Sequence[str]) -> dict[st
         text = tokenizer.read_text(encoding="utf-8")
     try:
         splitter = Tokenizer.from_str(text)
-    except Exception as error:  # tokenizers raises nothing else
+    except Exception as error:  # tokenizers raises no narrower class
         raise UsageError(f"{tokenizer} is no tokenizer ({error})") from error
     splitter.no_truncation()
     splitter.no_padding()
+    # Choose the words: those of the texts, and the first tokens that are whole words or begin words.
     by_number = sorted((number, token) for token, number in splitter.get_vocab().items())
     begins = any(token[:1] in _SPACE_MARKS for _, token in by_number)
     own = (token[1:] if begins else token for _, token in by_number if not begins or token[:1] in _SPACE_MARKS)
     words = _with_own(wanted, own)
+    # Split every spelling of each word into tokens. Put a space before it if only that makes it begin a word.
     space = "" if any(token[:1] == _SPACE_MARKS[0] for _, token in by_number) or not begins else " "
     ignores_case = splitter.normalizer is not None and splitter.normalizer.normalize_str("A") == "a"
     spell = (str,) if ignores_case else (str, str.capitalize, str.upper)
     forms = [space + form(word) for word in words for form in spell]
     split = splitter.encode_batch(forms, add_special_tokens=False)
+    # Keep the shortest split without unknown tokens. Leave out words for which the table lacks a token.
     unknown = splitter.token_to_id(getattr(splitter.model, "unk_token", None) or "")
     tokens_of: dict[str, list[int]] = {}
     for at, word in enumerate(words):
@@ -226,6 +244,7 @@ def _of_tokens(weights: Path, tokenizer: Path, wanted: Sequence[str]) -> dict[st
             tokens_of[word] = fewest
     if not tokens_of:
         return {}
+    # Average the vectors of each word's tokens.
     counts = np.array([*map(len, tokens_of.values())])
     tokens = np.concatenate([*tokens_of.values()])
     means = np.add.reduceat(table[tokens], np.cumsum(counts) - counts, axis=0) / counts[:, None]
@@ -233,7 +252,10 @@ def _of_tokens(weights: Path, tokenizer: Path, wanted: Sequence[str]) -> dict[st
 
 
 def _table(path: Path) -> Vectors:
-    """The one table of a safetensors file. model2vec also has what each token weighs, and which row is its own."""
+    """Return the only table of a safetensors file.
+
+    model2vec also stores the weight of each token ("weights"), and the row of the table for each token ("mapping").
+    """
     with safe_open(path, "np") as file:
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     (table,) = (tensor for tensor in tensors.values() if tensor.ndim == 2)
@@ -245,8 +267,9 @@ def _table(path: Path) -> Vectors:
 
 
 def _of_vocabulary(path: Path, wanted: Sequence[str]) -> dict[str, Vectors]:
-    """The vectors of a table whose rows are words: a list in the metadata under "vocabulary", or lines of NAME.txt
-    beside it.
+    """Return vectors of a table whose rows are words.
+
+    The words are a JSON list in the file's metadata under "vocabulary", or the lines of NAME.txt beside the file.
     """
     with safe_open(path, "np") as file:
         listed = (file.metadata() or {}).get("vocabulary")
@@ -255,14 +278,14 @@ def _of_vocabulary(path: Path, wanted: Sequence[str]) -> dict[str, Vectors]:
     table = _table(path)
     if len(words) != len(table):
         raise ValueError(f"{len(words):,} words for {len(table):,} vectors")
-    rows = {str(word).lower(): row for row, word in reversed([*enumerate(words)])}  # of equal ones the first
+    rows = {str(word).lower(): row for row, word in reversed([*enumerate(words)])}  # the first of equal words counts
     return {word: table[rows[word]] for word in _with_own(wanted, words) if word in rows}
 
 
 def _of_fasttext(path: Path, wanted: Sequence[str]) -> dict[str, Vectors]:
-    """The vectors of fastText's file, also of words that it lacks, by their subwords, if it has these."""
+    """Return vectors of a file of fastText. If it has subwords, they give vectors to words that the file lacks."""
     tokens, model = read_vectors_of_fasttext(path)
-    spelled = {token.lower(): token for token in reversed(tokens)}  # as the first is that becomes the same
+    spelled = {token.lower(): token for token in reversed(tokens)}  # the first token of each lower-case form
     words = _with_own(wanted, tokens)
     texts = Texts.of([spelled.get(word, word).encode() for word in words])
     means = Reader(model).means(texts.data, texts.offsets)
@@ -270,7 +293,7 @@ def _of_fasttext(path: Path, wanted: Sequence[str]) -> dict[str, Vectors]:
 
 
 def _of_text(path: Path, wanted: Sequence[str]) -> dict[str, Vectors]:
-    """The vectors of lines with a word and its numbers. The first line may say how many there are."""
+    """Return vectors of a text file. Each line has a word and its numbers. The first line may hold their counts."""
     needed, by_word = set(wanted), dict[str, Vectors]()
     width, own = 0, 0
     with open(path, encoding="utf-8", newline="\n") as file:
@@ -291,7 +314,9 @@ def _of_text(path: Path, wanted: Sequence[str]) -> dict[str, Vectors]:
 
 
 def _with_own(wanted: Sequence[str], own: Iterable[str]) -> list[str]:
-    """Words that are wanted, then the first of the vectors' own."""
+    """Return the words of the texts (`wanted`), then those of the first _MOST_OWN words of the vectors (`own`) that the
+    texts lack.
+    """
     first = (word.lower() for word in own if _WORD.fullmatch(word))
     words = dict.fromkeys(wanted)
     for count, word in enumerate(first):
