@@ -1,4 +1,4 @@
-"""broadsheet explain: which parts of a text spoke for its label."""
+"""The command `explain`, which shows the parts of a text that speak for its label or against it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from ..curation.explain import Explanation
 
 _SHOWN = 10
-_FAINT = 0.25  # of the largest weight of a word: below it a word is not coloured
+_FAINT = 0.25  # a word whose weight is below this share of the largest is not coloured
 
 
 @with_options(ENGINE)
@@ -28,10 +28,10 @@ def command(
     as_json: Json = False,
     **flags: Any,
 ) -> None:
-    """Show which parts of a text spoke for its label, and which against it.
+    """Show which parts of a text speak for its label, and which speak against it.
 
-    Where n-grams decide, their weights add up to the label's score before softmax. Where a network, an encoder or a
-    model of fastText's does, each word is left out in turn, and its weight is what the score loses without it.
+    If n-grams decide the label, their weights add up to the label's score before softmax. If a network, an encoder or a
+    fastText model decides it, each word is left out in turn. Its weight is what the score loses without the word.
     """
     from ..curation.explain import explain
 
@@ -62,7 +62,7 @@ def _print(why: Explanation, top: int) -> None:
 
 
 def _coloured(why: Explanation) -> object:
-    """The text, with the words that spoke most for the label in green, and against it in red."""
+    """Return the text. Words that speak most for the label are green, those that speak most against it are red."""
     most = max((abs(word.weight) for word in why.words), default=0.0)
     parts: list[tuple[str, str]] = []
     at = 0

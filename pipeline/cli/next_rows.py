@@ -1,4 +1,4 @@
-"""broadsheet next: the rows to label next."""
+"""The command `next`, which chooses the rows to label next."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ def command(
     overwrite: Overwrite = False,
     **flags: Any,
 ) -> None:
-    """Choose the rows whose labels would help the model most: it is unsure of them, and they stand for others.
+    """Choose the rows whose labels would help the model most.
 
-    Decide them with `broadsheet review FILE.csv`, or in a spreadsheet in the column `decision`. Then train once more,
-    with `--corrections`.
+    The model is unsure of these rows, and they are typical of others. Give their labels with `broadsheet review
+    FILE.csv`, or in a spreadsheet in the column `decision`. Then train again, with --corrections FILE.csv.
     """
     try:
-        import scipy  # noqa: F401 - its sparse arrays hold the words of texts
+        import scipy  # noqa: F401 - the words of texts are in its sparse arrays
 
         from ..curation.next_rows import next_rows
     except ModuleNotFoundError as error:

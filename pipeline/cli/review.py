@@ -1,4 +1,4 @@
-"""broadsheet review: decide on rows, on a page of this machine."""
+"""The command `review`, which serves a local page to decide on the labels of rows."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ def command(
     port: Annotated[int, typer.Option("--port", metavar="PORT", min=0, max=65_535, help="0: a free one.")] = 0,
     device: Device = "auto",
 ) -> None:
-    """Show rows on a page of this machine, and take decisions by keyboard: the right label, or to leave the row out.
+    """Show rows in the browser, where you choose the right label of each by keyboard, or leave the row out.
 
-    Open the URL that is printed: it holds a token, without which the page shows no row. Each decision is in the file at
-    once. Ctrl-C ends the page. `train --corrections` then learns the decisions.
+    Open the URL that the command prints. It holds a token, without which the page shows no row. The command saves each
+    decision at once. Ctrl-C ends it. `train --corrections` then learns from the decisions.
     """
     from ..curation.explain import Explainer
     from ..curation.review import Review, serve

@@ -1,4 +1,4 @@
-"""broadsheet select and merge: rows of a finished job by their scores; all shares of a job as one."""
+"""The commands `select`, which chooses rows of a finished job by their scores, and `merge`, which joins its shares."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def command(
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
-    """Choose rows of a finished job by their scores: a threshold, or the best share overall or of each group."""
+    """Choose rows of a finished job by their scores: above a threshold, or the best share of all or of each group."""
     from ..processes.child import spare_pandas
 
     spare_pandas()
@@ -76,8 +76,9 @@ def merge(
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
-    """Make one folder of all shares of a job that ran with --shard: no row is copied on the same disk. Or, with
-    --compact, join small parts of a folder.
+    """Join the shares of a job that ran with --shard in one folder. With --compact, join the small parts of a folder.
+
+    If all folders are on one disk, the command copies no rows.
     """
     from ..processes.child import spare_pandas
 
@@ -90,8 +91,11 @@ def merge(
     from ..report.summary import compacted_line
     from ..report.tally import balance
 
+    # Find the folder to write.
     compact = compact or part_rows is not None
     place, told = _place_of(shares, output, compact, resume or overwrite), {}
+
+    # Join the shares, then the small parts.
     if output is not None:
         how = {"allow_mixed": allow_mixed, "resume": resume, "overwrite": overwrite}
         totals = join(shares, output, endpoint=endpoint, **how)
@@ -105,12 +109,14 @@ def merge(
         told["parts"] = vars(done)
         if not (as_json or quiet):
             say(f"{place}: parts: {compacted_line(done)}")
+
+    # Print all totals.
     if as_json:
         print_json(told)
 
 
 def _place_of(shares: list[str], output: Path | None, compact: bool, begun: bool) -> str:
-    """The folder that is written. Raises UsageError where that is not clear."""
+    """Return the folder to write. Raises UsageError if the arguments do not say which it is."""
     if output is not None:
         return as_url(str(output)) or str(output)
     if not compact:

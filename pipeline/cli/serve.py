@@ -1,4 +1,4 @@
-"""broadsheet serve: labels on request, over HTTP."""
+"""The command `serve`, which labels the texts of requests over HTTP."""
 
 from __future__ import annotations
 
@@ -56,9 +56,12 @@ def command(
 ) -> None:
     """Answer requests for labels over HTTP, until SIGTERM or Ctrl-C.
 
-    The log, on stderr, says where it listens. At that address: a page to try a text, /docs, /metrics. The signal SIGHUP
-    loads the models' files again. Exit code 0: all requests were answered. 2: wrong usage. 1: any other error.
+    The log, on stderr, says at which address the server listens. Open it in a browser to label a text. /docs describes
+    all requests, /metrics has figures for Prometheus. SIGHUP makes the server load the files of its models again.
+
+    Exit codes: 0: the server has answered all requests. 1: an error. 2: wrong usage.
     """
+    # Refuse missing packages and options that contradict each other.
     missing = [name for name in _NEEDED if find_spec(name) is None]
     if missing:
         raise UsageError(f"serving needs {missing[0]}: {install('serve')}")
@@ -75,6 +78,8 @@ def command(
         raise UsageError(f"--log-format {log_format}: choose text or json")
     if tls_key and not tls_certificate:
         raise UsageError("--tls-key goes with --tls-certificate")
+
+    # Let other machines in only with a token, or if the user insists.
     token = None if token_file is None else _token(token_file)
     if not is_loopback(host):
         if token is None and not insecure:
@@ -86,6 +91,8 @@ def command(
             say(f"broadsheet: warning: whoever can reach {host} may ask: there is no token (--insecure)", error=True)
         elif tls_certificate is None:
             say("broadsheet: warning: without --tls-certificate, token and texts can be read on the way", error=True)
+
+    # Serve, with engines on this machine or on a cluster.
     limits: dict[str, Any] = {"max_queue": max_queue, "max_texts": max_texts, "max_connections": max_connections}
     limits |= {"drain_s": drain_s, "head_s": head_s, "body_s": body_s, "idle_s": idle_s}
     settings = Settings(
@@ -115,7 +122,7 @@ def command(
 
 
 def _origins(given: list[str]) -> tuple[str, ...]:
-    """The origins of pages that may call the server. Raises UsageError for what is none."""
+    """Return the origins of pages that may call the server. Raises UsageError for a text that is not an origin."""
     for origin in given:
         parts = urlsplit(origin)
         if origin != "*" and (parts.scheme not in ("http", "https") or origin != f"{parts.scheme}://{parts.netloc}"):
@@ -124,7 +131,7 @@ def _origins(given: list[str]) -> tuple[str, ...]:
 
 
 def _models(given: list[str]) -> dict[str, str]:
-    """The sources of the models by name."""
+    """Return the sources of the models by name. Raises UsageError for a wrong or repeated name."""
     sources: dict[str, str] = {}
     for argument in given:
         name, _, source = argument.partition("=")
@@ -137,7 +144,7 @@ def _models(given: list[str]) -> dict[str, str]:
 
 
 def _token(file: Path) -> str:
-    """What a token file holds, but for white space at its ends."""
+    """Return the token in a file, without white space at its ends. Raises UsageError for a file without a token."""
     try:
         token = file.read_text().strip()
     except (OSError, UnicodeDecodeError) as error:
