@@ -37,18 +37,18 @@ if TYPE_CHECKING:
     from ..report.job import Progress
 
 _INPUT = (
-    "Files, folders, globs or URLs: CSV, TSV, JSONL, text (one article a line), Parquet, Arrow, Excel, .bin; also .gz, "
-    ".zst, .bz2, .xz, .lz4 and .zip. - reads stdin."
+    "Files, folders, globs or URLs: CSV, TSV, JSONL, text (one article a line), Parquet, Arrow, Excel, .bin; also "
+    "compressed as .gz, .zst, .bz2, .xz, .lz4 or .zip. - is stdin."
 )
-_OUTPUT = "Folder, or one .csv, .jsonl or .parquet file, for the labels, also as a URL (s3://…); - is stdout."
-_MODEL = "A shipped model's name, a file, or hf://USER/NAME; several label in one pass.  [default: ag-news]"
-_DRY_RUN = "Label a sample only; say what the job would take. Writes nothing."
+_OUTPUT = "Where to write the labels: a folder, one .csv, .jsonl or .parquet file, or a URL (s3://…); - is stdout."
+_MODEL = "A shipped model's name, a file, or hf://USER/NAME; repeat it to label by several.  [default: ag-news]"
+_DRY_RUN = "Label a sample only, and estimate time, memory and output of the job. Write nothing."
 _OF_GPUS = "With --dry-run, estimate the time on N GPUs like the one here."
-_PRICE = "With --dry-run, also estimate the cost at this price of an hour of a GPU, or else of this machine."
+_PRICE = "With --dry-run, also estimate the cost. X is the price per hour of a GPU, or of this machine without one."
 _STDIN = "Format of stdin.  [default: text]"
 _NSYS = "Run a local cluster's workers under Nsight Systems."
-_GPUS_PER_NODE = "GPUs of a node; 0: use its CPU.  [default: site.yaml's]"
-_SITE = "Site settings.  [default: ~/.config/broadsheet/site.yaml]"
+_GPUS_PER_NODE = "GPUs of each node; 0: use the CPU.  [default: that of site.yaml]"
+_SITE = "File with the settings of your Slurm cluster.  [default: ~/.config/broadsheet/site.yaml]"
 _ONE_CHUNK_BYTES = 1 << 17
 """Bytes of input up to which this process computes alone: about 500 articles as long as those of AG News."""
 
@@ -86,7 +86,7 @@ def command(
 ) -> None:
     """Label every text of the input files. To continue a job, give --resume -o OUT/ without INPUT.
 
-    Exit codes: 0: done. 1: an error. 2: wrong usage. 3: part of the input has no labels. 4: stopped early by SIGUSR1;
+    Exit codes: 0 done; 1 an error; 2 wrong usage; 3 part of the input has no labels; 4 stopped early by SIGUSR1, and
     --resume continues the job.
 
     After exit code 3, look whether OUT/_SUCCESS exists. If it does, all the rest is labelled: more files than
@@ -508,12 +508,12 @@ def submit(
     context: typer.Context,
     nodes: Annotated[int, typer.Option(metavar="N", min=1, help="Number of nodes.")] = 1,
     gpus_per_node: Annotated[int | None, typer.Option(metavar="N", min=0, help=_GPUS_PER_NODE)] = None,
-    time: Annotated[str | None, typer.Option(metavar="HH:MM:SS", help="Time limit of each run.")] = None,
+    time: Annotated[str | None, typer.Option(metavar="HH:MM:SS", help="Time limit of each run of the job.")] = None,
     protocol: Annotated[str | None, typer.Option(metavar="auto|tcp|ucx", help=PROTOCOL)] = None,
     tls: Tls = None,
     site: Annotated[Path | None, typer.Option(metavar="FILE", help=_SITE)] = None,
     interactive: Annotated[bool, typer.Option("--interactive", help="Start workers for a notebook.")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Check, print the script; submit nothing.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Check and print the job script only.")] = False,
 ) -> None:
     """Submit a job of classify to Slurm: add INPUT … -o OUT/ and any other option of classify.
 

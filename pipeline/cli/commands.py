@@ -16,7 +16,7 @@ from typing import Any, cast
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from ..errors import BroadsheetError, printable
+from ..errors import BroadsheetError, counted, printable
 from ..report.console import say
 
 _UsageError = cast("type[typer.BadParameter]", typer.BadParameter.__bases__[0])
@@ -33,7 +33,8 @@ class _Command(TyperCommand):
         hidden = [one for one in self.params if getattr(one, "hidden", False)]
         for one in hidden if "--help-all" in args else ():
             one.hidden = False  # type: ignore[attr-defined]
-        self.epilog = f"--help-all shows {len(hidden)} options more." if hidden and "--help-all" not in args else None
+        more = f"--help-all shows {counted(len(hidden), 'more option')}."
+        self.epilog = more if hidden and "--help-all" not in args else None
         return super().parse_args(ctx, args)
 
     def get_params(self, ctx: Any) -> list[Any]:
@@ -101,7 +102,7 @@ def _as_now(arguments: list[str]) -> list[str]:
 
 def _options(
     context: typer.Context,
-    asked: bool = typer.Option(False, "--version", help="Print version and facts for a bug report."),
+    asked: bool = typer.Option(False, "--version", help="Print the version and what a bug report needs."),
 ) -> None:
     if asked:
         from .machine import facts
@@ -120,7 +121,8 @@ def application(names: Collection[str] = tuple(_COMMANDS)) -> typer.Typer:
     made = typer.Typer(
         name="broadsheet",
         cls=_Group,
-        help="Give each text of a very large collection a label, a score or a number.",
+        help="Give each text of a very large collection a label, a score or a number. For the options of a command, "
+        "run broadsheet COMMAND --help.",
         pretty_exceptions_enable=False,
         rich_markup_mode="markdown",  # Markdown, unlike Rich's own markup, leaves brackets as they are
         context_settings={"help_option_names": ["-h", "--help"]},

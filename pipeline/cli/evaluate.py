@@ -24,11 +24,11 @@ if TYPE_CHECKING:
 
 _INDENT = 6
 _SHOWN = 145  # characters of a mistake's text: two lines
-_LABEL = "Column with the true class.  [default: that of the training]"
-_SEPARATOR = "What separates the labels of a row that has several."
-_RELIABILITY = "Draw the reliability diagram there, not in the terminal."
-_ASKED = "Draw the recall over the share of texts about which a chain asks its encoder."
-_TARGET = "Find the score from which on this share of the labels is right."
+_LABEL = "Column with the true class.  [default: as in training]"
+_SEPARATOR = "Text between two labels of a row that has several."
+_RELIABILITY = "Draw the reliability diagram in this file, not in the terminal."
+_ASKED = "For a model that is a chain: draw the recall over the share of texts that its encoder reads."
+_TARGET = "Find the lowest score at and above which this share of the labels is right."
 _ABSTAIN = "Give rows with a lower score no label, as `classify` does."
 _report = partial(in_panel, "Report")
 
@@ -36,11 +36,11 @@ _report = partial(in_panel, "Report")
 @with_options(SCORE)
 def command(
     model: OneModel,
-    data: Annotated[list[str], typer.Argument(metavar="DATA", help="Files, folders, globs or URLs.")],
+    data: Annotated[list[str], typer.Argument(metavar="DATA", help="Labelled texts: files, folders, globs or URLs.")],
     label_column: Annotated[str | None, in_panel("Input", "NAME", _LABEL)] = None,
     text_column: Texts = None,
     label_separator: Annotated[str | None, in_panel("Input", "TEXT", _SEPARATOR)] = None,
-    mistakes: Annotated[int, _report("N", "Most confident mistakes to show.", min=0)] = 10,
+    mistakes: Annotated[int, _report("N", "Number of mistakes to show, the most confident first.", min=0)] = 10,
     as_json: Json = False,
     plot: Annotated[Path | None, _report("FILE.png", "Draw the confusion matrix.")] = None,
     reliability: Annotated[Path | None, _report("FILE.png", _RELIABILITY)] = None,

@@ -20,11 +20,11 @@ _FAINT = 0.25  # a word whose weight is below this share of the largest is not c
 @with_options(ENGINE)
 def command(
     model: OneModel,
-    text: Annotated[str, typer.Argument(metavar="TEXT", help="The text.", show_default=False)],
+    text: Annotated[str, typer.Argument(metavar="TEXT", help="The text to explain.", show_default=False)],
     label: Annotated[
-        str | None, typer.Option("--label", metavar="LABEL", help="The label to explain.  [default: the best]")
+        str | None, typer.Option("--label", metavar="LABEL", help="The label to explain.  [default: the most probable]")
     ] = None,
-    top: Annotated[int, typer.Option("--top", metavar="N", min=1, help="N-grams or words to show.")] = _SHOWN,
+    top: Annotated[int, typer.Option("--top", metavar="N", min=1, help="Number of n-grams or words to show.")] = _SHOWN,
     as_json: Json = False,
     **flags: Any,
 ) -> None:

@@ -75,9 +75,9 @@ def in_panel(panel: str, metavar: str, said: str, *names: str, **about: Any) -> 
 _MODEL, _FILE = "A shipped model's name, a file, or hf://USER/NAME.", "The model file to write."
 OneModel = Annotated[str, typer.Argument(metavar="MODEL", help=_MODEL, show_default=False)]
 Output = Annotated[Path, typer.Option("-o", "--output", metavar="OUT", help=_FILE, show_default=False)]
-Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace the file.")]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace the output if it exists.")]
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
-Quiet = Annotated[bool, typer.Option("--quiet", help="Print nothing but errors.")]
+Quiet = Annotated[bool, typer.Option("--quiet", help="Print only errors.")]
 
 Texts = Annotated[list[str] | None, flag("text_column")]
 Root = Annotated[Path | None, flag("root")]
@@ -87,12 +87,12 @@ Precision = Annotated[str, flag("precision")]
 Kernels = Annotated[str, flag("kernels")]
 
 PROTOCOL = "Protocol between workers and scheduler."
-_WHERE = "local, cuda (this machine's GPUs), slurm, or a scheduler's address."
+_WHERE = "Where to compute: local, cuda (the GPUs of this machine), slurm, or the address of a Dask scheduler."
 Where = Annotated[str | None, in_panel("Cluster", "WHERE", _WHERE, "--cluster")]
-SchedulerFile = Annotated[Path | None, in_panel("Cluster", "FILE", "File of a running scheduler.", hidden=True)]
+SchedulerFile = Annotated[Path | None, in_panel("Cluster", "FILE", "File of a running Dask scheduler.", hidden=True)]
 Protocol = Annotated[str, in_panel("Cluster", "auto|tcp|ucx", PROTOCOL, hidden=True)]
 _TLS = (
-    "Encrypt traffic, and let in only this job's processes (default, except with ucx). Without it, any user of a host "
-    "can run code as you."
+    "Encrypt the cluster's traffic, and let in only processes of this job (default, except with ucx). Without TLS, "
+    "any user of these hosts can run code as you."
 )
 Tls = Annotated[bool | None, in_panel("Cluster", "", _TLS, "--tls/--no-tls", hidden=True)]

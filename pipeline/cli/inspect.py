@@ -27,16 +27,16 @@ if TYPE_CHECKING:
     from ..model.torch_encoder import TorchEncoder
     from ..output.look import Facts
 
-_WHAT = "A shipped model's name, a file, hf://USER/NAME, or an output folder."
-_INPUT = "Also compare with the input files: that they have not changed, and how many rows they have."
-_OTHER = "Another job over the same input: where the two differ."
-_PER = "Of the output of a job: its scores by the values of this column; may be repeated."
-_BY = "Column of scores for that: score, or score_NAME of one class."
-_AT = "Score from which on a row is kept; may be repeated."
-_PAGE = "Also show it on this page: the one that the job wrote, or a new one."
+_WHAT = "A model (a shipped one's name, a file, hf://USER/NAME), or the output folder of a job."
+_INPUT = "Also check that the input files have not changed, and have as many rows as the output accounts for."
+_OTHER = "The output of another job over the same input: show where the two differ."
+_PER = "Show the scores of a job's output for each value of this column; may be repeated."
+_BY = "With --per or OTHER/, the column of scores: score, or score_NAME for one class."
+_AT = "With --per or OTHER/, count the rows with at least this score; may be repeated."
+_PAGE = "With --per, also write the result to this page: the report of the job, or a new file."
 _CARD = (
-    "Write a README of the output of a finished job: rows, labels, columns, what is missing, how it was made. If the "
-    "name ends in .json, write a Croissant card."
+    "Write a README about the output of a finished job: its rows, labels and columns, what is missing, and how it was "
+    "made. If the name ends in .json, write a Croissant card."
 )
 _MOST_NAMES = 20
 _LONGEST_NAME = 60
@@ -59,10 +59,10 @@ def inspect(
     at: Annotated[list[float] | None, typer.Option(metavar="SCORE", help=_AT)] = None,
     report: Annotated[Path | None, typer.Option(metavar="FILE.html", help=_PAGE)] = None,
     card: Annotated[Path | None, typer.Option(metavar="README.md", help=_CARD)] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print all of this as JSON.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
     memory: Annotated[bool, typer.Option("--memory", help="Show how much GPU memory the model takes.")] = False,
-    batch: Annotated[int, typer.Option(metavar="N", min=1, help="Articles in a batch, for --memory.")] = 4096,
-    precision: Annotated[str, typer.Option(metavar="fp32|fp16|bf16|int8", help="Precision for --memory.")] = "fp16",
+    batch: Annotated[int, typer.Option(metavar="N", min=1, help="With --memory, articles in a batch.")] = 4096,
+    precision: Annotated[str, typer.Option(metavar="fp32|fp16|bf16|int8", help="Number format for --memory.")] = "fp16",
 ) -> None:
     """Show what a model or the output folder of a job holds.
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from packaging.requirements import Requirement
 
 
-_PROTOCOL = "Protocol of a cluster that is started; ucx is checked only if named."
+_PROTOCOL = "Protocol of the cluster that the command starts; it checks ucx only if you name it."
 _STYLES = {"ok": "green", "warning": "yellow", "FAILURE": "bold red"}
 _PACKAGES = ("dask", "distributed", "numpy", "pyarrow")
 _CUDA = (
@@ -37,8 +37,8 @@ _CUDA = (
 _ABOUT_GPUS = ["nvidia-smi", "--query-gpu=name,compute_cap,memory.total,driver_version", "--format=csv,noheader"]
 _OURS = "broadsheet"
 _MODEL = "A shipped model's name, a file, or hf://USER/NAME."
-_BATCH = "Articles in the batch.  [default: CPU 128, GPU 4096]"
-_SEEN = "A folder that every worker should see."
+_BATCH = "Number of articles in the batch.  [default: CPU 128, GPU 4096]"
+_SEEN = "Also check that every worker can read and write this folder."
 _NOT_FOR_USERS = {"test", "test-all", "dev"}
 
 

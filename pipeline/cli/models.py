@@ -17,20 +17,20 @@ from .flags import Device, OneModel, Output, Overwrite, Precision, Texts, in_pan
 if TYPE_CHECKING:
     from ..model.charcnn import Model
 
-_LABELLED = "Labelled articles that the model was not trained on: files, folders, globs or URLs."
+_LABELLED = "Labelled texts that the model was not trained on: files, folders, globs or URLs."
 _HELD_OUT = "Use only the rows of DATA that `train --hold-out SHARE` kept out."
-_LABEL = "Column with the true class, by name or number.  [default: that of the training]"
-_BY_CLASS = "Also fit the scores of each class that has 100 rows or more by themselves."
+_LABEL = "Column with the true class, by name or number.  [default: as in training]"
+_BY_CLASS = "Also fit the scores of each class with at least 100 rows separately."
 _INT8 = "Prepare the model for `--precision int8`."
-_AGREEMENT = "Share of labels that stay where the network is asked about some texts only."
-_TOP = "Of a chain: find the texts with the highest scores, such as 10%, in place of keeping labels."
-_TOP_OF = "The class by whose score."
-_RECALL = "How many of the --top texts the encoder is to be asked about at least."
-_FROM = "A file: fastText's .bin or .ftz, a params.bin, a .safetensors; or an encoder's folder or hf://USER/NAME."
-_PREPARATION = "What is done to texts first: a recipe's name, or a JSON file of steps."
-_JOIN = "Template of the columns that make a text, '{url}\\n\\n{text}'."
-_CLASSES = "Class names for a params.bin.  [default: of params.bin.json, or 0, 1, …]"
-_ALPHABET = "Alphabet for a params.bin.  [default: of params.bin.json, or published]"
+_AGREEMENT = "Share of labels that must stay the same when the model asks its network about some texts only."
+_TOP = "For a chain: fit it to find this share of texts, those with the highest scores, such as 10%."
+_TOP_OF = "With --top, the class whose scores count."
+_RECALL = "Least share of the --top texts that the encoder must read."
+_FROM = "A .safetensors, a params.bin, fastText's .bin or .ftz; or an encoder's folder or hf://USER/NAME."
+_PREPARATION = "How to prepare each text: the name of a recipe, or a JSON file of steps."
+_JOIN = "Template that makes a text of columns, such as '{url}\\n\\n{text}'."
+_CLASSES = "Class names for a params.bin.  [default: those in params.bin.json, or 0, 1, …]"
+_ALPHABET = "Alphabet for a params.bin.  [default: that in params.bin.json, or the published one]"
 
 
 @with_options(READ)
@@ -121,7 +121,7 @@ def _say_figures(about: dict[str, Any], before: str = "before", after: str = "af
 
 def convert(
     given: Annotated[str, typer.Argument(metavar="FROM", help=_FROM, show_default=False)],
-    target: Annotated[Path, typer.Argument(metavar="TO", help="The .safetensors, .bin or .onnx to write.")],
+    target: Annotated[Path, typer.Argument(metavar="TO", help="The .safetensors, .bin or .onnx file to write.")],
     classes: Annotated[str | None, typer.Option(metavar="A,B,…", help=_CLASSES)] = None,
     alphabet: Annotated[str | None, typer.Option(metavar="SYMBOLS", help=_ALPHABET)] = None,
     preparation: Annotated[str | None, typer.Option(metavar="RECIPE", help=_PREPARATION)] = None,
@@ -246,9 +246,9 @@ def _export(model: str, target: Path, overwrite: bool) -> None:
 
 def push(
     model: Annotated[str, typer.Argument(metavar="MODEL", help="A shipped model's name, or a file.")],
-    repository: Annotated[str, typer.Argument(metavar="USER/NAME", help="The repository; made if it is not there.")],
+    repository: Annotated[str, typer.Argument(metavar="USER/NAME", help="The repository on the Hub; created if new.")],
     private: Annotated[bool, typer.Option("--private", help="Make the repository private, if it is new.")] = False,
-    message: Annotated[str, typer.Option(metavar="TEXT", help="Message of the commit.")] = "A model",
+    message: Annotated[str, typer.Option(metavar="TEXT", help="Commit message.")] = "A model",
 ) -> None:
     """Upload a model to the Hugging Face Hub, with a model card.
 

@@ -14,26 +14,17 @@ from ..report.console import say
 from ..storage.disk import refuse_outputs
 from .flags import Device
 
-_FILE = "Rows, as `train --suspects` or `next` wrote them."
-_OUTPUT = "Where decisions are kept.  [default: FILE.csv]"
-_MODEL = "A model that says which words speak for a label."
+_FILE = "File of rows that `train --suspects` or `next` has written."
+_OUTPUT = "File for the decisions.  [default: FILE.csv]"
+_MODEL = "A model that marks the words that speak for a label."
+_PORT = "Port of the page; 0: any free one."
 
 
 def command(
-    file: Annotated[
-        Path,
-        typer.Argument(metavar="FILE.csv", help="Rows, as train --suspects or next wrote them.", show_default=False),
-    ],
-    output: Annotated[
-        Path | None,
-        typer.Option(
-            "-o", "--output", metavar="CORRECTIONS.csv", help="Where decisions are kept.  [default: FILE.csv]"
-        ),
-    ] = None,
-    model: Annotated[
-        str | None, typer.Option("--model", metavar="MODEL", help="A model that says which words speak for a label.")
-    ] = None,
-    port: Annotated[int, typer.Option("--port", metavar="PORT", min=0, max=65_535, help="0: a free one.")] = 0,
+    file: Annotated[Path, typer.Argument(metavar="FILE.csv", help=_FILE, show_default=False)],
+    output: Annotated[Path | None, typer.Option("-o", "--output", metavar="CORRECTIONS.csv", help=_OUTPUT)] = None,
+    model: Annotated[str | None, typer.Option("--model", metavar="MODEL", help=_MODEL)] = None,
+    port: Annotated[int, typer.Option("--port", metavar="PORT", min=0, max=65_535, help=_PORT)] = 0,
     device: Device = "auto",
 ) -> None:
     """Show rows in the browser, where you choose the right label of each by keyboard, or leave the row out.

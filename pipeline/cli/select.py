@@ -16,10 +16,14 @@ from .flags import Endpoint, Json, Overwrite, Quiet, Root, in_panel
 if TYPE_CHECKING:
     from ..output.cut import Cut
 
-_MERGED = "A new folder for all shares, or its URL."
-_COMPACT = "Join small parts; without -o those of one folder, where it is."
-_PART_ROWS = "Rows that a joined part is to have. Default: 1,000,000."
+_MERGED = "A new folder for the rows of all shares, or its URL."
+_COMPACT = "Join small parts; without -o, change the one folder in place."
+_PART_ROWS = "Join small parts, so that each has about N rows.  [default: 1,000,000 with --compact]"
+_MIXED = "Also join shares that different processors have computed."
 _OUT = "A new folder, or a .parquet, .jsonl or .csv file."
+_KEEP_ALL = "Also write every column of the input files, which are read again."
+_FORMAT = "Format of the output.  [default: that of LABELS/]"
+_BY_VALUE = "Write a folder for each value of this column; may be repeated."
 _which, _what = partial(in_panel, "Which rows"), partial(in_panel, "What is written")
 
 
@@ -27,17 +31,17 @@ def command(
     labels: Annotated[Path, typer.Argument(metavar="LABELS/", help="The output folder of a finished job, or its URL.")],
     output: Annotated[Path, typer.Option("-o", "--output", metavar="OUT", help=_OUT)],
     top: Annotated[str | None, _which("SHARE", "The share with the highest scores, such as 10%.")] = None,
-    count: Annotated[int | None, _which("N", "So many with the highest scores.")] = None,
-    score: Annotated[str | None, _which("TEST", "What the score must be, such as '>= 0.8'.")] = None,
-    where: Annotated[str | None, _which("EXPRESSION", "Only rows for which this is true, as in classify.")] = None,
-    by: Annotated[str | None, _which("NAME", "Column of scores: score, or score_NAME of one class.")] = None,
-    per: Annotated[str | None, _which("NAME", "Take --top or --count of each value of this column.")] = None,
-    keep: Annotated[list[str] | None, _what("NAME", "Column to write; may be repeated. Default: all.")] = None,
-    keep_all: Annotated[bool, _what("", "Also every column of the input, which is read again.", "--keep-all")] = False,
+    count: Annotated[int | None, _which("N", "The N rows with the highest scores.")] = None,
+    score: Annotated[str | None, _which("TEST", "Only rows whose score passes this test, such as '>= 0.8'.")] = None,
+    where: Annotated[str | None, _which("EXPRESSION", "Only rows for which this is true, as for `classify`.")] = None,
+    by: Annotated[str | None, _which("NAME", "Column of scores: score, or score_NAME for one class.")] = None,
+    per: Annotated[str | None, _which("NAME", "Apply --top or --count to each value of this column.")] = None,
+    keep: Annotated[list[str] | None, _what("NAME", "Column to write; may be repeated.  [default: all]")] = None,
+    keep_all: Annotated[bool, _what("", _KEEP_ALL, "--keep-all")] = False,
     root: Root = None,
     endpoint: Endpoint = None,
-    format_: Annotated[str | None, _what("parquet|jsonl|csv", "Of the parts. Default: theirs.", "--format")] = None,
-    partition_by: Annotated[list[str] | None, _what("NAME", "A folder for each value; may be repeated.")] = None,
+    format_: Annotated[str | None, _what("parquet|jsonl|csv", _FORMAT, "--format")] = None,
+    partition_by: Annotated[list[str] | None, _what("NAME", _BY_VALUE)] = None,
     part_rows: Annotated[int | None, _what("N", "Join small parts, so that each has about N rows.")] = None,
     overwrite: Overwrite = False,
     quiet: Quiet = False,
@@ -70,8 +74,8 @@ def merge(
     endpoint: Endpoint = None,
     compact: Annotated[bool, typer.Option("--compact", help=_COMPACT)] = False,
     part_rows: Annotated[int | None, typer.Option("--part-rows", metavar="N", min=1, help=_PART_ROWS)] = None,
-    allow_mixed: Annotated[bool, typer.Option("--allow-mixed", help="Also of processors that differ.")] = False,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with what was begun in MERGED.")] = False,
+    allow_mixed: Annotated[bool, typer.Option("--allow-mixed", help=_MIXED)] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue an interrupted merge into MERGED/.")] = False,
     overwrite: Overwrite = False,
     quiet: Quiet = False,
     as_json: Json = False,

@@ -23,7 +23,7 @@ from .tables import write_rows
 if TYPE_CHECKING:
     from distributed import Client
 
-_DATA = "Files, folders, globs or URLs, read as `classify` reads them."
+_DATA = "Labelled texts: files, folders, globs or URLs, in the formats of `classify`."
 _recipe, _soft, _cluster, _report = (
     partial(in_panel, panel) for panel in ("Recipe", "Scores of other models", "Cluster", "Report")
 )
@@ -37,28 +37,28 @@ def command(
     ] = None,
     data: Annotated[list[str] | None, typer.Argument(metavar="DATA", help=_DATA, show_default=False)] = None,
     epochs: Annotated[int | None, _recipe("N", "Passes over the data.  [default: 80]")] = None,
-    batch_size: Annotated[int | None, _recipe("N", "Articles per step.  [default: by the rows]")] = None,
-    learning_rate: Annotated[float | None, _recipe("RATE", "Highest rate of the run.  [default: by the rows]")] = None,
+    batch_size: Annotated[int | None, _recipe("N", "Articles per step.  [default: by number of rows]")] = None,
+    learning_rate: Annotated[float | None, _recipe("RATE", "Highest rate.  [default: by number of rows]")] = None,
     set_: Annotated[list[str] | None, _recipe("NAME=VALUE", "Any other setting of the recipe.", "--set")] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace model, checkpoint and plot.")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what is odd in the rows.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Report odd rows only; do not train.")] = False,
     teacher: Annotated[
         list[str] | None,
-        _soft("WHAT", "Learn its scores too: a model, a sentence encoder, or MODULE:FUNCTION; of several, the mean."),
+        _soft("WHAT", "Learn from the scores of a model, a sentence encoder or MODULE:FUNCTION; of several, the mean."),
     ] = None,
     soft_labels: Annotated[
-        list[str] | None, _soft("COLUMN", "Learn these probabilities: a column of lists, or one for each class.")
+        list[str] | None, _soft("COLUMN", "Learn from probabilities: a column of lists, or a column for each class.")
     ] = None,
-    soft_share: Annotated[float, _soft("SHARE", "How much its soft label counts, where a row has a label too.")] = 0.5,
-    unlabelled: Annotated[list[str] | None, _soft("DATA", "More text, for a --teacher to label.")] = None,
+    soft_share: Annotated[float, _soft("SHARE", "Weight of the soft label of a row that also has a label.")] = 0.5,
+    unlabelled: Annotated[list[str] | None, _soft("DATA", "Texts without labels, which a --teacher labels.")] = None,
     cluster: Annotated[
-        str | None, _cluster("WHERE", "Train on workers: local, cuda, slurm, or a scheduler's address.")
+        str | None, _cluster("WHERE", "Train on workers: local, cuda, slurm, or the address of a scheduler.")
     ] = None,
     scheduler_file: SchedulerFile = None,
-    note: Annotated[str | None, _report("TEXT", "A line for the model card.")] = None,
+    note: Annotated[str | None, _report("TEXT", "A line to add to the model card.")] = None,
     plot: Annotated[Path | None, _report("FILE.png", "Draw the training curve.")] = None,
     suspects: Annotated[
-        Path | None, _report("FILE.csv", "Write the rows whose label is probably wrong, the most probable first.")
+        Path | None, _report("FILE.csv", "Write the rows whose label is probably wrong, the most doubtful first.")
     ] = None,
     quiet: Quiet = False,
     **flags: Any,
