@@ -1,4 +1,4 @@
-"""The interface in OpenAPI; and a page of that for people, which loads nothing from elsewhere."""
+"""The documentation of the HTTP interface: an OpenAPI document, and a page for people, which loads no other file."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .settings import Settings
 
 
 def describe(settings: Settings) -> dict[str, Any]:
-    """The document at `/openapi.json`."""
+    """Return the document at `/openapi.json`."""
     described: dict[str, Any] = yaml.safe_load(files(__package__).joinpath("openapi.yaml").read_text())
     del described["x-shared"]
     described["info"]["version"] = version("broadsheet")
@@ -34,7 +34,7 @@ def describe(settings: Settings) -> dict[str, Any]:
 
 
 def page(described: dict[str, Any], model: str) -> str:
-    """The document as HTML, in which requests are about `model`."""
+    """Return the document as HTML. Its example requests name `model`."""
     environment = Environment(
         loader=PackageLoader("broadsheet.pipeline.serve", "."),
         autoescape=True,
@@ -47,7 +47,7 @@ def page(described: dict[str, Any], model: str) -> str:
 
 
 def _schemas(settings: Settings) -> dict[str, Any]:
-    """The schemas of the structs of requests and answers, by name."""
+    """Return the schemas of the structs of requests and answers, by name."""
     own = (ClassifyOptions, ClassifyRequest, ClassifyAnswer, ModelList, ModelAbout, ServerState, ErrorMessage)
     others = (PredictRequest, ClassifyInput, InferRequest, Invocation)
     _, schemas = msgspec.json.schema_components((*own, *others), ref_template="#/components/schemas/{name}")

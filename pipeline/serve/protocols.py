@@ -1,9 +1,10 @@
-"""Requests and answers of other servers' protocols: Text Embeddings Inference and Hugging Face's, vLLM and Infinity,
-the Open Inference Protocol (KServe, Triton), SageMaker. Each reads a body as `Asked`, which has the function that
-writes the answer. None of them knows what becomes of a request in between.
+"""Requests and answers in the protocols of other servers.
 
-Their answers have no place for a text without a label: where the model overflows on one, the request fails, and the
-error says on which.
+These are Text Embeddings Inference and Hugging Face, vLLM and Infinity, the Open Inference Protocol (KServe, Triton),
+and SageMaker. For each, one function reads a body as `Asked`, which holds the function that writes the answer.
+
+The answers have no place for a text without a label. So if the model overflows on a text, the whole request fails, and
+the error says on which text.
 """
 
 from __future__ import annotations
@@ -38,10 +39,10 @@ _encode = msgspec.json.encode
 
 
 class Spoken(NamedTuple):
-    """A route to classify.
+    """The protocol of a route to classify.
 
-    `read` reads a request, and raises BadRequest. `failed` makes the status and the answer of an error, of a status and
-    a message.
+    `read` decodes a request, or raises BadRequest. `failed` takes the HTTP status and the message of an error, and
+    returns the status and the answer by the protocol.
     """
 
     read: Callable[[Received], Asked]
@@ -53,11 +54,10 @@ def _failed(status: int, told: str) -> tuple[int, Reply]:
 
 
 def _scores(served: Served, predictions: Predictions, is_raw: bool = False) -> NDArray[np.float32]:
-    """The scores of all classes, float32 [N, classes]; of a model of numbers, these, [N, 1].
+    """Return the scores of all classes, float32 [N, classes], or the numbers of a model of numbers, [N, 1].
 
-    Raises BadRequest for a text that has none.
-
-    With `is_raw` they are logits, up to a number for each text on which softmax does not depend.
+    With `is_raw`, return logits, up to a constant for each text, which softmax ignores. Raises BadRequest for a text
+    without scores.
     """
     scores = predictions.all_scores
     assert scores is not None
@@ -80,7 +80,7 @@ def _rows(values: NDArray[np.float32]) -> list[list[float]]:
 def _ranked(
     served: Served, predictions: Predictions, is_raw: bool = False, top_k: int | None = None
 ) -> list[list[dict[str, Any]]]:
-    """Score and label of the classes of each text, the best first; of a model of numbers, the number and its level."""
+    """Return scores and labels of each text, the best first. A model of numbers gives one number and its level."""
     scores = _scores(served, predictions, is_raw)
     if served.is_number:
         order = predictions.labels[:, :1].tolist()
@@ -96,7 +96,7 @@ def _wants_json(received: Received) -> None:
         raise BadRequest(415, f"the content type must be {JSON}")
 
 
-# Text Embeddings Inference, and the form of Hugging Face's own servers, which has `parameters`.
+# Text Embeddings Inference, and the form of Hugging Face's own servers, which adds `parameters`.
 
 
 class HubParameters(msgspec.Struct):
@@ -162,7 +162,7 @@ def _predict_failed(status: int, told: str) -> tuple[int, Reply]:
 
 
 def tei_info(model: ModelAbout, settings: Settings) -> dict[str, Any]:
-    """What Text Embeddings Inference answers at /info."""
+    """Return the answer of Text Embeddings Inference to `/info`."""
     label_of = {str(number): name for number, name in enumerate(model.classes)}
     number_of = {name: number for number, name in enumerate(model.classes)}
     return {
@@ -182,7 +182,7 @@ def tei_info(model: ModelAbout, settings: Settings) -> dict[str, Any]:
 # vLLM, and Infinity, whose client always sends `raw_scores`.
 
 _NOT_SPECIFIED = "default/not-specified"
-"""What Infinity's client sends where no model is named."""
+"""The name that Infinity's client sends if the user names no model."""
 
 
 class ClassifyInput(msgspec.Struct):
@@ -246,7 +246,7 @@ def _classify_failed(status: int, told: str) -> tuple[int, Reply]:
 
 MODELS = ("/v2/models/{name:path}/versions/1", "/v2/models/{name:path}")
 _HEAD_BYTES = b"inference-header-content-length"
-_DIGITS = 18  # of more, Python makes no integer at some point
+_DIGITS = 18  # Python refuses to convert very long strings to integers
 
 
 class InferInput(msgspec.Struct):
@@ -279,10 +279,13 @@ _infer = msgspec.json.Decoder(InferRequest)
 
 
 def _read_infer(received: Received) -> Asked:
+    # Split the body into its JSON head and binary tensors.
     length = received.headers.get(_HEAD_BYTES, b"%d" % len(received.body))
     if not length.isdigit() or len(length) > _DIGITS or int(length) > len(received.body):
         raise BadRequest(400, "Inference-Header-Content-Length is no length within the body")
     asked, binary = decoded(_infer, received.body[: int(length)]), received.body[int(length) :]
+
+    # Take the texts from either.
     if len(asked.inputs) != 1 or asked.inputs[0].datatype != "BYTES":
         raise BadRequest(422, "give one input of datatype BYTES: the texts")
     given = asked.inputs[0]
@@ -302,7 +305,7 @@ def _read_infer(received: Received) -> Asked:
 
 
 def _texts_of(binary: bytes) -> list[str]:
-    """The texts of a binary tensor: each is its length, in four bytes, and then its UTF-8."""
+    """Return the texts of a binary tensor. Each is its length, in four bytes, then its UTF-8."""
     texts: list[str] = []
     at = 0
     try:
@@ -329,6 +332,7 @@ def _flat(data: Sequence[Any]) -> list[str]:
 
 
 def _write_infer(asked: InferRequest, served: Served, predictions: Predictions) -> Reply:
+    # Make the tensors that the client wants.
     scores = predictions.all_scores if served.is_number else _scores(served, predictions)
     labels = np.array(served.classes, object)[predictions.labels[:, 0]]
     tensors: dict[str, Any] = {"label": labels, "score": predictions.scores[:, 0], "scores": scores}
@@ -347,6 +351,8 @@ def _write_infer(asked: InferRequest, served: Served, predictions: Predictions) 
         else:
             made["data"] = values.tolist() if name == "label" else numbers(np.ascontiguousarray(values).reshape(-1))
         outputs.append(made)
+
+    # Write the JSON head, and the binary tensors after it.
     own_id = {} if asked.id is None else {"id": asked.id}
     head = _encode({"model_name": served.name, "model_version": "1", **own_id, "outputs": outputs})
     if not binary:
@@ -359,18 +365,19 @@ def _packed(labels: NDArray[np.object_]) -> bytes:
 
 
 def about_server() -> dict[str, Any]:
+    """Return the description of the server in the Open Inference Protocol."""
     return {"name": "broadsheet", "version": version("broadsheet"), "extensions": ["binary_tensor_data"]}
 
 
 def about_model(model: ModelAbout) -> dict[str, Any]:
-    """The tensors of a model; scores are in the order of the classes."""
+    """Return the description of a model's tensors. The scores are in the order of the classes."""
     shapes = {"label": [-1], "score": [-1], "scores": [-1, len(model.classes)]}
     outputs = [{"name": n, "datatype": "BYTES" if n == "label" else "FP32", "shape": s} for n, s in shapes.items()]
     inputs = [{"name": "text", "datatype": "BYTES", "shape": [-1]}]
     return {"name": model.name, "versions": ["1"], "platform": "broadsheet", "inputs": inputs, "outputs": outputs}
 
 
-# SageMaker: JSON as its own text classification has it, or as Hugging Face's containers do; lines of JSON; CSV; lines.
+# SageMaker: JSON in the form of its own text classification or of Hugging Face's containers, lines of JSON, CSV, lines.
 
 _LINES, _CSV, _PLAIN = b"application/jsonlines", b"text/csv", b"text/plain"
 
@@ -401,6 +408,7 @@ _invocation, _lines = msgspec.json.Decoder(Invocation), msgspec.json.Decoder(Inv
 
 
 def _read_invocation(received: Received) -> Asked:
+    # Read the texts, and how many classes each is to have.
     kind, body = received.kind, received.body
     if kind == _JSON:
         asked = decoded(_invocation, body)
@@ -416,6 +424,8 @@ def _read_invocation(received: Received) -> Asked:
     else:
         raise BadRequest(415, f"the content type must be one of {JSON}, application/jsonlines, text/csv, text/plain")
     check_count(len(texts), received.most)
+
+    # Choose the form of the answer.
     accept = received.headers.get(b"accept", b"").partition(b";")[0].strip().lower()
     wanted = accept if accept in (_JSON, _LINES, _CSV) else _CSV if kind == _PLAIN else kind
     return Asked(texts, None, 1, partial(_write_invocation, wanted, ks))
@@ -429,7 +439,7 @@ def _line(number: int, line: bytes) -> InvocationLine:
 
 
 def _records(body: bytes, is_csv: bool) -> list[str]:
-    """The texts of CSV with one column, or of lines."""
+    """Return the texts of a CSV with one column, or of plain lines."""
     try:
         text = body.decode()
         if not is_csv:
@@ -466,4 +476,4 @@ SPOKEN = {
     "/invocations": Spoken(_read_invocation, _failed),
     **{f"{path}/infer": Spoken(_read_infer, _failed) for path in MODELS},
 }
-"""Routes to classify, by path."""
+"""The protocols of the routes to classify, by path."""
