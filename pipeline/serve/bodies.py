@@ -39,6 +39,7 @@ JSON, ARROW = "application/json", "application/vnd.apache.arrow.stream"
 _JSON, _ARROW = JSON.encode(), ARROW.encode()
 MOST_LABELS = CLASSES[1]
 
+_TOP_K = "Number of most probable classes to return"
 _COMPRESSED = "its buffers are compressed: write the stream without compression"
 
 
@@ -120,15 +121,15 @@ class Asked(NamedTuple):
 
 
 class ClassifyOptions(msgspec.Struct, forbid_unknown_fields=True):
-    """With Arrow they are in the URL."""
+    """The options of a request. With an Arrow body, they are in the URL."""
 
     model: str | None = None
-    top_k: Annotated[int, msgspec.Meta(ge=1, le=MOST_LABELS, description="Give the most probable classes, so many")] = 1
-    scores: Annotated[bool, msgspec.Meta(description="Give the probability of every class too")] = False
+    top_k: Annotated[int, msgspec.Meta(ge=1, le=MOST_LABELS, description=_TOP_K)] = 1
+    scores: Annotated[bool, msgspec.Meta(description="Also return the probability of every class")] = False
 
 
 class ClassifyRequest(ClassifyOptions, kw_only=True):
-    """Texts, and what is wanted of them."""
+    """The texts to label, and options."""
 
     texts: list[str]
 

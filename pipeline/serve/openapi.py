@@ -23,7 +23,7 @@ def describe(settings: Settings) -> dict[str, Any]:
     described["info"]["version"] = version("broadsheet")
     schemas = described["components"]["schemas"] = _schemas(settings)
     described["paths"]["/v1/classify"]["post"]["parameters"] = [
-        {"name": name, "in": "query", "description": "With Arrow", "schema": schema.get("anyOf", [schema])[0]}
+        {"name": name, "in": "query", "description": "For an Arrow body", "schema": schema.get("anyOf", [schema])[0]}
         for name, schema in schemas["ClassifyOptions"]["properties"].items()
     ]
     for operations in described["paths"].values():
@@ -53,5 +53,5 @@ def _schemas(settings: Settings) -> dict[str, Any]:
     _, schemas = msgspec.json.schema_components((*own, *others), ref_template="#/components/schemas/{name}")
     properties = schemas["ClassifyRequest"]["properties"]
     properties["texts"] |= {"maxItems": settings.max_texts, "description": "The texts to label"}
-    properties["model"]["description"] = f"Which model labels them. Default: {settings.default_model}"
+    properties["model"]["description"] = f"The model that labels the texts. Default: {settings.default_model}"
     return schemas

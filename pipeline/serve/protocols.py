@@ -100,23 +100,23 @@ def _wants_json(received: Received) -> None:
 
 
 class HubParameters(msgspec.Struct):
-    """What Hugging Face's client sends beside a text."""
+    """The options that Hugging Face's client sends with the texts."""
 
     top_k: Annotated[int, msgspec.Meta(ge=1)] | None = None
     function_to_apply: Literal["softmax", "sigmoid", "none"] | None = None
 
 
 class PredictRequest(msgspec.Struct):
-    """As Text Embeddings Inference and Hugging Face's client have it; other fields are passed over."""
+    """A request of Text Embeddings Inference or of Hugging Face's client. Other fields are ignored."""
 
-    inputs: Annotated[str | list[str | list[str]], msgspec.Meta(description="A text, or a list of [text]; or of texts")]
-    raw_scores: Annotated[bool, msgspec.Meta(description="Give logits, up to a number for each text")] = False
+    inputs: Annotated[str | list[str | list[str]], msgspec.Meta(description="A text, or a list of texts or of [text]")]
+    raw_scores: Annotated[bool, msgspec.Meta(description="Return logits, up to a constant for each text")] = False
     truncate: Annotated[
         bool | None, msgspec.Meta(description="If false, refuse a text that is longer than the model reads")
     ] = None
-    truncation_direction: Annotated[str, msgspec.Meta(description="Only Right: what comes last is not read")] = "Right"
+    truncation_direction: Annotated[str, msgspec.Meta(description="Only Right: cut the end of a long text")] = "Right"
     parameters: Annotated[
-        HubParameters | None, msgspec.Meta(description="top_k, function_to_apply; the answer is then a list of lists")
+        HubParameters | None, msgspec.Meta(description="top_k, function_to_apply. The answer is then a list of lists")
     ] = None
 
 
@@ -186,20 +186,20 @@ _NOT_SPECIFIED = "default/not-specified"
 
 
 class ClassifyInput(msgspec.Struct):
-    """As vLLM and Infinity have it; other fields are passed over."""
+    """A request of vLLM or Infinity. Other fields are ignored."""
 
-    input: Annotated[str | list[str], msgspec.Meta(description="A text, or several")]
-    model: Annotated[str | None, msgspec.Meta(description="Which model labels them")] = None
+    input: Annotated[str | list[str], msgspec.Meta(description="A text, or a list of texts")]
+    model: Annotated[str | None, msgspec.Meta(description="The model that labels the texts")] = None
     use_activation: Annotated[
-        bool | None, msgspec.Meta(description="If false, give logits, up to a number for each text")
+        bool | None, msgspec.Meta(description="If false, return logits, up to a constant for each text")
     ] = None
-    activation: Annotated[bool | None, msgspec.Meta(description="The same, by an older name")] = None
-    softmax: Annotated[bool | None, msgspec.Meta(description="The same, by an older name")] = None
+    activation: Annotated[bool | None, msgspec.Meta(description="An older name of use_activation")] = None
+    softmax: Annotated[bool | None, msgspec.Meta(description="An older name of use_activation")] = None
     truncate_prompt_tokens: Annotated[
-        int | None, msgspec.Meta(description="Only -1, as much as the model reads: it has no tokens")
+        int | None, msgspec.Meta(description="Only -1, the length that the model reads, since it has no tokens")
     ] = None
     raw_scores: Annotated[
-        bool | UnsetType, msgspec.Meta(description="Answer as Infinity does; if true, with logits")
+        bool | UnsetType, msgspec.Meta(description="Answer in the form of Infinity; if true, with logits")
     ] = UNSET
 
 
@@ -250,28 +250,28 @@ _DIGITS = 18  # Python refuses to convert very long strings to integers
 
 
 class InferInput(msgspec.Struct):
-    """A tensor of texts. The name does not matter."""
+    """A tensor of texts. It may have any name."""
 
     name: str
     shape: list[int]
     datatype: str
     parameters: dict[str, Any] = {}
-    data: Annotated[list[Any] | UnsetType, msgspec.Meta(description="The texts, unless they are binary")] = UNSET
+    data: Annotated[list[Any] | UnsetType, msgspec.Meta(description="The texts, unless they are binary data")] = UNSET
 
 
 class InferOutput(msgspec.Struct):
-    """A tensor that is wanted."""
+    """A tensor to return."""
 
     name: Literal["label", "score", "scores"]
     parameters: dict[str, Any] = {}
 
 
 class InferRequest(msgspec.Struct):
-    """As the Open Inference Protocol has it; other fields are passed over."""
+    """A request of the Open Inference Protocol. Other fields are ignored."""
 
-    inputs: Annotated[list[InferInput], msgspec.Meta(description="One, of BYTES")]
-    id: Annotated[str | None, msgspec.Meta(description="Comes back with the answer")] = None
-    outputs: Annotated[list[InferOutput], msgspec.Meta(description="label, score, scores; none: all of them")] = []
+    inputs: Annotated[list[InferInput], msgspec.Meta(description="One tensor of the datatype BYTES")]
+    id: Annotated[str | None, msgspec.Meta(description="An id that the answer repeats")] = None
+    outputs: Annotated[list[InferOutput], msgspec.Meta(description="Any of label, score, scores; if empty, all")] = []
     parameters: dict[str, Any] = {}
 
 
@@ -383,22 +383,22 @@ _LINES, _CSV, _PLAIN = b"application/jsonlines", b"text/csv", b"text/plain"
 
 
 class Configuration(msgspec.Struct):
-    """k: the most probable classes, so many."""
+    """k: the number of most probable classes to return."""
 
     k: Annotated[int, msgspec.Meta(ge=1)] = 1
 
 
 class Invocation(msgspec.Struct):
-    """`instances`, as SageMaker's own text classification has it; or `inputs` and all that /predict takes."""
+    """A request of SageMaker's own text classification, with `instances`; or `inputs` and other fields of /predict."""
 
-    instances: Annotated[list[str] | UnsetType, msgspec.Meta(description="Texts")] = UNSET
-    configuration: Annotated[Configuration, msgspec.Meta(description="k: give the most probable classes")] = (
-        msgspec.field(default_factory=Configuration)
+    instances: Annotated[list[str] | UnsetType, msgspec.Meta(description="The texts")] = UNSET
+    configuration: Annotated[Configuration, msgspec.Meta(description="k: number of classes to return")] = msgspec.field(
+        default_factory=Configuration
     )
 
 
 class InvocationLine(msgspec.Struct):
-    """A text in a line of JSON."""
+    """A text in a line of JSON, with the number of most probable classes to return."""
 
     source: str
     k: Annotated[int, msgspec.Meta(ge=1)] = 1
