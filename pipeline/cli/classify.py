@@ -248,11 +248,11 @@ def _engines_ahead(models: Any, options: dict[str, Any]) -> Iterator[None]:
 
             sys.setswitchinterval(SWITCH_SECONDS)
             settings = Options(**options)
-            how = (settings.device, settings.precision, settings.kernels)
+            engine_settings = (settings.device, settings.precision, settings.kernels)
             with catch_warnings():
                 simplefilter("ignore")  # the job shows these warnings
                 loaded = load_models(models, settings.network, settings.preparation).loaded
-            loads = {engine_key(own, *how): partial(ENGINES.load, own, *how) for own in loaded}
+            loads = {engine_key(own, *engine_settings): partial(ENGINES.load, own, *engine_settings) for own in loaded}
             stack.enter_context(ENGINES.offered(loads))
         yield
 
@@ -402,8 +402,8 @@ def _estimate(
         machines, workers = 1, _workers_here(source, options)
 
     # Label the sample and print the estimate.
-    how: dict[str, Any] = {"machines": machines, "workers": workers, "price": price}
-    estimate = dry_run(source, place and str(place), model=model, **how, **options)
+    estimated_for: dict[str, Any] = {"machines": machines, "workers": workers, "price": price}
+    estimate = dry_run(source, place and str(place), model=model, **estimated_for, **options)
     if of_gpus is not None and estimate.device != "cuda":
         raise UsageError("--gpus: the sample was labelled on a CPU. Make the estimate on a machine with such a GPU")
     if as_json:
@@ -465,9 +465,9 @@ def _facts(estimate: Estimate) -> Iterator[tuple[str, str]]:
     one, others, unit = on_gpu if estimate.device == "cuda" else ("this machine", "such machines", "core")
     yield "rate", f"{estimate.rate:,.0f} rows a second, on {one}"
     if estimate.seconds is not None and estimate.seconds_of_one is not None:
-        least, most = map(_duration, estimate.seconds_range or (estimate.seconds, estimate.seconds))
+        shortest, longest = map(_duration, estimate.seconds_range or (estimate.seconds, estimate.seconds))
         where = one if estimate.workers == 1 else f"{estimate.workers:,} {others}"
-        yield "time", f"{least} to {most} on {where}; {estimate.device_hours or 0:,.2f} {unit}-hours"
+        yield "time", f"{shortest} to {longest} on {where}; {estimate.device_hours or 0:,.2f} {unit}-hours"
         if estimate.price is not None and estimate.cost is not None:
             hours = estimate.seconds_of_one / 3600
             yield "cost", f"about {estimate.cost:,.2f} at {estimate.price:g} an hour of {one}: {hours:,.2f} hours"

@@ -131,9 +131,9 @@ def application(names: Collection[str] = tuple(_COMMANDS)) -> typer.Typer:
     for name in [name for name in _COMMANDS if name in names]:
         panel, place = _COMMANDS[name]
         module, _, function = place.partition(".")
-        how: dict[str, Any] = {"help_option_names": ["-h", "--help", "--help-all"]}
-        how |= {"allow_extra_args": True, "ignore_unknown_options": True} if name == "submit" else {}
-        command = made.command(name, cls=_Command, context_settings=how, rich_help_panel=panel)
+        settings: dict[str, Any] = {"help_option_names": ["-h", "--help", "--help-all"]}
+        settings |= {"allow_extra_args": True, "ignore_unknown_options": True} if name == "submit" else {}
+        command = made.command(name, cls=_Command, context_settings=settings, rich_help_panel=panel)
         command(getattr(import_module(f".{module}", __package__), function))
     return made
 

@@ -63,11 +63,11 @@ def _print(why: Explanation, top: int) -> None:
 
 def _coloured(why: Explanation) -> object:
     """Return the text. Words that speak most for the label are green, those that speak most against it are red."""
-    most = max((abs(word.weight) for word in why.words), default=0.0)
+    largest = max((abs(word.weight) for word in why.words), default=0.0)
     parts: list[tuple[str, str]] = []
     at = 0
     for word in why.words:
-        style = "" if abs(word.weight) < _FAINT * most else "bold green" if word.weight > 0 else "bold red"
+        style = "" if abs(word.weight) < _FAINT * largest else "bold green" if word.weight > 0 else "bold red"
         parts += [(why.text[at : word.begin], ""), (why.text[word.begin : word.end], style)]
         at = word.end
     return styled(*parts, (why.text[at:], ""))

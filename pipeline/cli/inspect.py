@@ -178,12 +178,12 @@ def _of_encoder(encoder: Encoder | TorchEncoder) -> dict[str, str]:
     from ..model.encoder import NO_PRODUCT, Encoder
 
     settings, width = encoder.settings, encoder.width
-    most = f"{settings.most:,} tokens, with the {encoder.framing} that frame a text, of {encoder.tokens.size:,}"
+    reads = f"{settings.most:,} tokens, with the {encoder.framing} that frame a text, of {encoder.tokens.size:,}"
     if not isinstance(encoder, Encoder):
         return {
             "encoder": f"{encoder.settings.family}, of {width} values",
             "runs in": f"{encoder.runs_in}, on a GPU and on a CPU",
-            "reads": most,
+            "reads": reads,
         }
     layers = counted(encoder.settings.layers, "layer")
     steps = encoder.settings.head
@@ -194,7 +194,7 @@ def _of_encoder(encoder: Encoder | TorchEncoder) -> dict[str, str]:
     return {
         "encoder": f"{layers} of {width} values and {encoder.settings.heads} heads, {encoder.settings.activation}",
         "runs in": f"{encoder.runs_in} on a GPU, NumPy on a CPU",
-        "reads": most,
+        "reads": reads,
         **({} if encoder.settings.has_places else {"places": _places(encoder)}),
         "head": f"of {of}: {head}",
     }

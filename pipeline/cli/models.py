@@ -73,11 +73,11 @@ def calibrate(
     # Find the activation scales for int8, which need no labels.
     refuse_outputs({"-o": output}, overwrite, lambda: [model, *local_paths(Paths(data))])
     read: dict[str, Any] = {"text_column": text_column or (), **keywords(flags, READ)}
-    begun: Any = model
+    model_to_fit: Any = model
     if int8:
-        begun = fitting.quantise(model, Paths(data), **read)
-        begun.save(output)
-        say(f"{output}: activation scales found on {begun.card['scales found on']['rows']:,} rows, for int8")
+        model_to_fit = fitting.quantise(model, Paths(data), **read)
+        model_to_fit.save(output)
+        say(f"{output}: activation scales found on {model_to_fit.card['scales found on']['rows']:,} rows, for int8")
     if label_column is None and int8:
         return
 
@@ -85,7 +85,7 @@ def calibrate(
     read |= {"held_out": held_out, "agreement": agreement, "device": device, "precision": precision}
     read |= {"label_column": label_column, "by_class": by_class, "top": top, "top_of": top_of, "recall": recall}
     read["progress"] = Phases(PlainConsole(stderr=True))
-    loaded = load_model(begun)
+    loaded = load_model(model_to_fit)
     if not (loaded.encoder is not None and loaded.cascade is not None):  # a chain needs no labels
         read |= chosen_columns(loaded, text_column, label_column, keywords(flags, READ))
     calibrated = fitting.calibrate(loaded, Paths(data), **read)

@@ -35,19 +35,19 @@ def command(
     from ..curation.explain import Explainer
     from ..curation.review import Review, serve
 
-    kept = output or file
+    decisions = output or file
     if output is not None and not output.exists():
         refuse_outputs({"-o": output}, False, list)
     with nullcontext() if model is None else Explainer(model, device=device) as explainer:
-        review = Review(file, kept, () if explainer is None else explainer.model.classes)
+        review = Review(file, decisions, () if explainer is None else explainer.model.classes)
         say(f"{file}: {counted(len(review.rows), 'row')}, of which {review.summary().decided:,} have a decision")
         try:
             asyncio.run(serve(review, file.name, explainer, port, _opened))
         except KeyboardInterrupt:
             found = review.summary()
-            done = f"{counted(found.decided, 'decision')} of {found.rows:,}: {found.changed:,} with another label"
-            say(f"{kept}: {done}, {found.confirmed:,} confirmed, {found.left_out:,} left out")
-            say(f"next: broadsheet train … --corrections {kept}")
+            counts = f"{counted(found.decided, 'decision')} of {found.rows:,}: {found.changed:,} with another label"
+            say(f"{decisions}: {counts}, {found.confirmed:,} confirmed, {found.left_out:,} left out")
+            say(f"next: broadsheet train … --corrections {decisions}")
 
 
 def _opened(url: str) -> None:

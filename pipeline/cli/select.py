@@ -101,25 +101,25 @@ def merge(
 
     # Join the shares, then the small parts.
     if output is not None:
-        how = {"allow_mixed": allow_mixed, "resume": resume, "overwrite": overwrite}
-        totals = join(shares, output, endpoint=endpoint, **how)
+        options = {"allow_mixed": allow_mixed, "resume": resume, "overwrite": overwrite}
+        totals = join(shares, output, endpoint=endpoint, **options)
         told = msgspec.to_builtins(totals)
         if not (as_json or quiet):
             said = f"{counted(len(shares), 'share')}, {counted(totals.chunks, 'chunk')}"
             say(f"{place}: {said}; {counted(totals.rows_read, 'row')} {balance(totals)}")
     if compact:
         before = lambda one: None if quiet or not one.joined else say(f"joining {one.joined:,} parts", error=True)
-        done = join_parts(place, PART_ROWS if part_rows is None else part_rows, endpoint=endpoint, told=before)
-        told["parts"] = vars(done)
+        compacted = join_parts(place, PART_ROWS if part_rows is None else part_rows, endpoint=endpoint, told=before)
+        told["parts"] = vars(compacted)
         if not (as_json or quiet):
-            say(f"{place}: parts: {compacted_line(done)}")
+            say(f"{place}: parts: {compacted_line(compacted)}")
 
     # Print all totals.
     if as_json:
         print_json(told)
 
 
-def _place_of(shares: list[str], output: Path | None, compact: bool, begun: bool) -> str:
+def _place_of(shares: list[str], output: Path | None, compact: bool, resumes_or_replaces: bool) -> str:
     """Return the folder to write. Raises UsageError if the arguments do not say which it is."""
     if output is not None:
         return as_url(str(output)) or str(output)
@@ -127,7 +127,7 @@ def _place_of(shares: list[str], output: Path | None, compact: bool, begun: bool
         raise UsageError("give -o, a folder for all shares; or with --compact one folder, whose small parts are joined")
     if len(shares) > 1:
         raise UsageError("give -o, a folder for all shares: only the parts of one folder are joined where they are")
-    if begun:
+    if resumes_or_replaces:
         raise UsageError("--resume and --overwrite go with -o: --compact changes a folder where it is, and begins anew")
     return shares[0]
 

@@ -143,9 +143,9 @@ class TrainingProgress:
         self._phases(fit.what, fit.done, fit.most, "fits at most")
 
     def _step(self, step: Step) -> None:
-        done, most = (step.epoch - 1) * step.steps + step.done, self._epochs * step.steps
+        steps_done, all_steps = (step.epoch - 1) * step.steps + step.done, self._epochs * step.steps
         loss = "" if step.loss is None else f", loss {step.loss:.3f}"
-        self._phases(self._learns, done, most, "steps", f"epoch {step.epoch:>3}/{self._epochs}{loss}")
+        self._phases(self._learns, steps_done, all_steps, "steps", f"epoch {step.epoch:>3}/{self._epochs}{loss}")
 
     def _epoch(self, epoch: Epoch) -> None:
         now = time.monotonic()
@@ -194,7 +194,7 @@ def about(seconds: float) -> str:
     >>> about(0.3), about(75), about(20_000)
     ('0.3 s', '1.2 min', '5.6 h')
     """
-    for most, size, unit in ((60.0, 1.0, "s"), (3600.0, 60.0, "min"), (172_800.0, 3600.0, "h")):
-        if seconds < most:
+    for limit, size, unit in ((60.0, 1.0, "s"), (3600.0, 60.0, "min"), (172_800.0, 3600.0, "h")):
+        if seconds < limit:
             return f"{seconds / size:.1f} {unit}" if seconds < 10 * size else f"{seconds / size:.0f} {unit}"
     return f"{seconds / 86_400:.1f} days"

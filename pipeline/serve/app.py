@@ -207,8 +207,8 @@ class App:
         # Decode the body, and get predictions for its texts.
         query = dict(parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True))
         model = scope["path_params"].get("name") if "path_params" in scope else None
-        most = min(self._settings.max_texts, self._settings.max_queue)  # the queue would never have room for more
-        received = Received(body, kind, headers, query, model, most)
+        limit = min(self._settings.max_texts, self._settings.max_queue)  # the queue would never have room for more
+        received = Received(body, kind, headers, query, model, limit)
         asked = spoken.read(received) if is_small else await asyncio.to_thread(spoken.read, received)
         if self._settings.log_texts:
             seen.logged = asked.texts if isinstance(asked.texts, list) else asked.texts.to_pylist()
@@ -253,9 +253,9 @@ class App:
         """Return the whole body. Raises BadRequest if it is too long, Refused if other bodies hold too much memory, and
         Gone if the client hangs up.
         """
-        most = self._settings.max_body_bytes
-        too_long = f"the body is longer than {most:,} bytes"
-        if int(headers.get(b"content-length", 0)) > most:
+        limit = self._settings.max_body_bytes
+        too_long = f"the body is longer than {limit:,} bytes"
+        if int(headers.get(b"content-length", 0)) > limit:
             raise BadRequest(413, too_long)
         pieces = []
         while True:
@@ -265,9 +265,9 @@ class App:
             piece = message["body"]
             seen.held += len(piece)
             self._held.add_bytes(len(piece))
-            if seen.held > most:
+            if seen.held > limit:
                 raise BadRequest(413, too_long)
-            if self._held.bytes > _BODIES_HELD * most:
+            if self._held.bytes > _BODIES_HELD * limit:
                 raise Refused("other requests hold too much memory")
             pieces.append(piece)
             if not message["more_body"]:

@@ -66,7 +66,7 @@ class Received(NamedTuple):
         The options in the URL.
     model : str or None
         The name of the model in the path, if there is one.
-    most : int
+    most_texts : int
         The largest number of texts that the request may have.
 
     """
@@ -76,7 +76,7 @@ class Received(NamedTuple):
     headers: dict[bytes, bytes]
     query: dict[str, str]
     model: str | None
-    most: int
+    most_texts: int
 
 
 class Reply(NamedTuple):
@@ -211,7 +211,7 @@ def from_json_or_arrow(received: Received) -> Asked:
     if received.query:
         raise BadRequest(422, "with JSON, options are fields of the body, not of the URL")
     asked = decoded(_decoder, received.body)
-    check_count(len(asked.texts), received.most)
+    check_count(len(asked.texts), received.most_texts)
     return Asked(asked.texts, asked.model, asked.top_k, partial(_reply, _JSON, asked))
 
 
@@ -221,7 +221,7 @@ def _from_arrow(received: Received) -> Asked:
     except msgspec.ValidationError as error:
         raise BadRequest(422, explained(str(error), ClassifyOptions)) from error
     try:
-        texts = _column(received.body, received.most)
+        texts = _column(received.body, received.most_texts)
     except (pa.ArrowException, struct.error, OSError, ValueError) as error:
         raise BadRequest(400, f"the body is not an Arrow IPC stream: {error}") from error
     return Asked(texts, options.model, options.top_k, partial(_reply, _ARROW, options))
@@ -267,7 +267,7 @@ def packed_of(asked: Asked, reads: int) -> Packed:
     return Packed(data.tobytes(), bounds.tobytes(), n_chars.tobytes())
 
 
-def _column(body: bytes, most: int) -> pa.Array:
+def _column(body: bytes, most_texts: int) -> pa.Array:
     """Return the one column of a stream, as a large_string. The memory that it uses depends on the body's size only."""
     # Check the schema.
     buffer = pa.py_buffer(body)
@@ -291,7 +291,7 @@ def _column(body: bytes, most: int) -> pa.Array:
             raise BadRequest(400, f"the batch that begins with text {count}: {error}") from error
         column = batch.column(0)
         count += len(column)
-        check_count(count, most)
+        check_count(count, most_texts)
         if column.null_count:
             raise BadRequest(422, f"text {count - len(column) + column.is_null().index(True).as_py()} is null")
         pieces.append(column.cast(pa.large_string()))
@@ -320,10 +320,10 @@ def _is_compressed(metadata: Any) -> bool:
     return header is not None and field_of(header + struct.unpack_from("<I", data, header)[0], 3) is not None
 
 
-def check_count(count: int, most: int) -> None:
+def check_count(count: int, most_texts: int) -> None:
     """Raises BadRequest for too many texts."""
-    if count > most:
-        raise BadRequest(413, f"more than {most:,} texts: send them in several requests")
+    if count > most_texts:
+        raise BadRequest(413, f"more than {most_texts:,} texts: send them in several requests")
 
 
 def _check_length(number: int, size: int) -> None:
@@ -358,8 +358,8 @@ def to_arrow(predictions: Predictions, model_columns: ModelColumns) -> bytes:
     """Return an Arrow stream with the columns that `to_json` writes as fields."""
     columns = _columns(predictions, model_columns)
     if predictions.overflowed.any():
-        lost, kept = pa.array(predictions.overflowed), _counts(model_columns)
-        for name in set(columns) - kept:
+        lost, counts = pa.array(predictions.overflowed), _counts(model_columns)
+        for name in set(columns) - counts:
             columns[name] = columns[name].take(pa.array(np.arange(len(lost)), mask=predictions.overflowed))
         columns[REASON.name] = pc.if_else(lost, _NO_LABEL, pa.scalar(None, pa.string()))
     table, sink = pa.table(columns), pa.BufferOutputStream()

@@ -313,7 +313,7 @@ class BatchTime:
         self._sizes = [point.texts for point in points]
         self._common, self._factors = 1.0, [1.0] * len(points)
         self._slow = 0
-        self._most: dict[tuple[float, int], int] = {}
+        self._most_texts: dict[tuple[float, int], int] = {}
 
     def seconds(self, texts: int, chars: int) -> float:
         """Return the expected seconds of a batch with this number of texts and of characters that the model reads."""
@@ -330,7 +330,7 @@ class BatchTime:
     def most_texts(self, seconds: float, chars_a_text: float) -> int:
         """Return how many texts of this average length an engine should compute within `seconds`, at least 1."""
         chars_a_text = _CHARS * math.ceil(chars_a_text / _CHARS)
-        if (seconds, chars_a_text) not in self._most:
+        if (seconds, chars_a_text) not in self._most_texts:
             low, high = 1, 2 * _LARGEST
             while low < high:
                 middle = (low + high + 1) // 2
@@ -338,8 +338,8 @@ class BatchTime:
                     low = middle
                 else:
                     high = middle - 1
-            self._most[seconds, chars_a_text] = low
-        return self._most[seconds, chars_a_text]
+            self._most_texts[seconds, chars_a_text] = low
+        return self._most_texts[seconds, chars_a_text]
 
     def learn(self, texts: int, chars: int, seconds: float) -> None:
         """Correct the expected time of batches of about this size by the seconds that a batch took."""
@@ -348,7 +348,7 @@ class BatchTime:
         over = seconds / self.seconds(texts, chars)
         self._slow = self._slow + 1 if over > _SLOW else 0
         step = _STEP * (_QUANTILE * max(1, self._slow) if over > 1 else _QUANTILE - 1)
-        self._most.clear()
+        self._most_texts.clear()
         self._common = _within(self._common * (1 + step))
         self._factors[nearest] = _within(self._factors[nearest] * (1 + _OWN_SHARE * step))
 

@@ -216,14 +216,14 @@ ToHttp = Answered | Denied | Changed | Returned | Served | Count | Stop
 class Link(asyncio.Protocol):
     """One end of the pair of sockets.
 
-    `kind` is the union of the messages that this end receives. The link calls `take` with each message, and `lost` once
-    the other end is gone.
+    `kind` is the union of the messages that this end receives. The link calls `receive` with each message, and `lost`
+    after the other end has gone.
     """
 
-    def __init__(self, kind: Any, take: Callable[[Any], None], lost: Callable[[], None]) -> None:
+    def __init__(self, kind: Any, receive: Callable[[Any], None], lost: Callable[[], None]) -> None:
         self._decode = msgspec.msgpack.Decoder(list[kind]).decode
         self._encode = msgspec.msgpack.Encoder().encode
-        self._take, self._lost = take, lost
+        self._receive, self._lost = receive, lost
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.WriteTransport | None = None
         self._came = bytearray()
@@ -261,7 +261,7 @@ class Link(asyncio.Protocol):
             messages = self._decode(bytes(memoryview(came)[_LENGTH.size : end]))
             del came[:end]
             for message in messages:
-                self._take(message)
+                self._receive(message)
 
     def connection_lost(self, error: Exception | None) -> None:
         self._lost()

@@ -308,8 +308,8 @@ class HttpConnection(asyncio.Protocol):
             self._wait_for("head", self._settings.head_s)
         elif is_refused and self._behind > too_late(self._settings) / 2:
             self._transport.pause_reading()
-            most = min(_LONGEST_PAUSE, _PAUSE * self._behind)
-            self._wait_for("pause", random.uniform(0.5, 1) * most)  # or all would come back together
+            longest = min(_LONGEST_PAUSE, _PAUSE * self._behind)
+            self._wait_for("pause", random.uniform(0.5, 1) * longest)  # or all would come back together
         else:
             self._wait_for("idle", self._settings.idle_s)
 

@@ -129,7 +129,7 @@ def _read_predict(received: Received) -> Asked:
     inputs = [asked.inputs] if isinstance(asked.inputs, str) else asked.inputs
     if not inputs:
         raise BadRequest(400, "`inputs` is empty")
-    check_count(len(inputs), received.most)
+    check_count(len(inputs), received.most_texts)
     if asked.truncation_direction.lower() != "right":
         raise BadRequest(422, "truncation_direction: the models here read a text from its beginning")
     texts = []
@@ -212,7 +212,7 @@ def _read_classify(received: Received) -> Asked:
     if asked.truncate_prompt_tokens not in (None, -1):
         raise BadRequest(400, "truncate_prompt_tokens: the models here read characters, not tokens: leave it out")
     texts = [asked.input] if isinstance(asked.input, str) else asked.input
-    check_count(len(texts), received.most)
+    check_count(len(texts), received.most_texts)
     return Asked(texts, None if asked.model == _NOT_SPECIFIED else asked.model, 1, partial(_write_classify, asked))
 
 
@@ -300,7 +300,7 @@ def _read_infer(received: Received) -> Asked:
         texts = _flat(given.data)
     if math.prod(given.shape) != len(texts):
         raise BadRequest(422, f"an input of shape {given.shape} has {len(texts):,} texts")
-    check_count(len(texts), received.most)
+    check_count(len(texts), received.most_texts)
     return Asked(texts, received.model, 1, partial(_write_infer, asked))
 
 
@@ -423,7 +423,7 @@ def _read_invocation(received: Received) -> Asked:
         ks = [1] * len(texts)
     else:
         raise BadRequest(415, f"the content type must be one of {JSON}, application/jsonlines, text/csv, text/plain")
-    check_count(len(texts), received.most)
+    check_count(len(texts), received.most_texts)
 
     # Choose the form of the answer.
     accept = received.headers.get(b"accept", b"").partition(b";")[0].strip().lower()

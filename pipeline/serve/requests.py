@@ -357,7 +357,7 @@ class Waiting:
                 late.append(request)
         return late
 
-    def take(self, key: str, time_of: BatchTime, seconds: float, most: int) -> Batch:
+    def take(self, key: str, time_of: BatchTime, seconds: float, most_texts: int) -> Batch:
         """Take a batch out of the queue, for a model for which requests wait.
 
         Requests with earlier deadlines come first. A request that is larger than a batch gets no more than an equal
@@ -372,20 +372,20 @@ class Waiting:
             The expected time of batches on the device.
         seconds : float
             The longest time that the batch should take.
-        most : int
+        most_texts : int
             The largest number of texts in the batch.
 
         """
         candidates = [request for request in self._requests if request.key == key]
         sums = self.of[key]
         taken = [request.left for request in candidates]
-        if sums.texts > most or time_of.seconds(sums.texts, sums.chars) > STRETCH * seconds:
-            most = min(most, time_of.most_texts(seconds, sums.chars / sums.texts))
-            taken = _shared(candidates, most, seconds, time_of)
+        if sums.texts > most_texts or time_of.seconds(sums.texts, sums.chars) > STRETCH * seconds:
+            most_texts = min(most_texts, time_of.most_texts(seconds, sums.chars / sums.texts))
+            taken = _shared(candidates, most_texts, seconds, time_of)
         return self._cut(key, candidates, taken)
 
     def _cut(self, key: str, candidates: Sequence[Request], taken: Sequence[int]) -> Batch:
-        pieces, chars, done = [], 0, set()
+        pieces, chars, all_taken = [], 0, set()
         for request, count in zip(candidates, taken, strict=True):
             if count:
                 self._count(request, -1)
@@ -395,20 +395,20 @@ class Waiting:
                 if request.left:
                     self._count(request, 1)
                 else:
-                    done.add(id(request))
-        self._requests = [request for request in self._requests if id(request) not in done]
+                    all_taken.add(id(request))
+        self._requests = [request for request in self._requests if id(request) not in all_taken]
         return Batch(key, tuple(pieces), sum(taken), chars)
 
 
-def _shared(candidates: Sequence[Request], most: int, seconds: float, time_of: BatchTime) -> list[int]:
+def _shared(candidates: Sequence[Request], most_texts: int, seconds: float, time_of: BatchTime) -> list[int]:
     """Return how many texts of each request go into a batch of at most `most` texts, which may take `seconds`."""
     taken = [0] * len(candidates)
     texts = chars = 0
-    share = max(1, most // len(candidates))
-    for for_large in (share, most):
+    share = max(1, most_texts // len(candidates))
+    for for_large in (share, most_texts):
         for i, request in enumerate(candidates):
-            room = min(request.left, for_large if request.is_large else most) - taken[i]
-            room = min(room, most - texts)
+            room = min(request.left, for_large if request.is_large else most_texts) - taken[i]
+            room = min(room, most_texts - texts)
             if room <= 0:
                 continue
             begin = request.started + taken[i]
