@@ -41,7 +41,7 @@ _INPUT = (
     "compressed as .gz, .zst, .bz2, .xz, .lz4 or .zip. - is stdin."
 )
 _OUTPUT = "Where to write the labels: a folder, one .csv, .jsonl or .parquet file, or a URL (s3://…); - is stdout."
-_MODEL = "A shipped model's name, a file, or hf://USER/NAME; repeat it to label by several.  [default: ag-news]"
+_MODEL = "A shipped model's name, a file, or hf://USER/NAME; repeat it to use several.  [default: ag-news]"
 _DRY_RUN = "Label a sample only, and estimate time, memory and output of the job. Write nothing."
 _OF_GPUS = "With --dry-run, estimate the time on N GPUs like the one here."
 _PRICE = "With --dry-run, also estimate the cost. X is the price per hour of a GPU, or of this machine without one."

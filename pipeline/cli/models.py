@@ -52,7 +52,7 @@ def calibrate(
     overwrite: Overwrite = False,
     **flags: Any,
 ) -> None:
-    """Make scores probabilities: of the labels with a score of 0.9, 90 % are then right.
+    """Turn scores into probabilities: about 90 % of the labels with a score of 0.9 are then right.
 
     The command finds the temperature, one number by which the model then divides all logits. It changes no label. For a
     model with n-grams, it also finds the margin below which the model asks its network (see --network of classify).
