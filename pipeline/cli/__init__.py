@@ -1,4 +1,4 @@
-"""The command `broadsheet`: where it begins, before anything that takes time to load."""
+"""The entry point of the command `broadsheet`, which runs before any module that takes time to load."""
 
 from __future__ import annotations
 
@@ -13,14 +13,17 @@ _REQUESTS = "broadsheet.pipeline.storage.requests"
 
 
 def look_less_for_garbage() -> None:
-    """Collect garbage less often. What imports make stays: to look through it every 700 objects takes half a second."""
+    """Collect garbage less often.
+
+    Imports create objects that stay alive. A search through them after every 700 new ones takes half a second.
+    """
     gc.set_threshold(_OBJECTS_BETWEEN_LOOKS)
 
 
 def process() -> None:
     """Run the command, and end the process at once even if a server has not answered yet.
 
-    Python by itself would first wait for the threads that wait for the server.
+    Without this, Python first waits for the threads that wait for the server.
     """
     try:
         main()
@@ -36,15 +39,15 @@ def process() -> None:
 
 
 def main() -> None:
-    """Run the command. Ctrl-C while its modules are imported ends it without a traceback."""
+    """Run the command. Ctrl-C during the imports of its modules ends it without a traceback."""
     for number in (1, 2):
         try:
             os.fstat(number)
-        except OSError:  # closed: the first file of the output would get the number, and with it what is printed
+        except OSError:  # it is closed: the first output file would get its number, and the printed text
             os.dup2(os.open(os.devnull, os.O_RDWR), number)
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # not where a shell has it ignored
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # a shell may have set it to be ignored
         signal.signal(signal.SIGINT, signal.SIG_DFL)
-    atexit.register(gc.freeze)  # Python looks through all that is left for garbage at its end: 0.2 to 0.4 s
+    atexit.register(gc.freeze)  # spares Python's search for garbage at its end: 0.2 to 0.4 s
     from .commands import run
 
     run()

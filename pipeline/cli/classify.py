@@ -1,4 +1,4 @@
-"""broadsheet classify and submit: articles in, labels out, here or by a job of Slurm."""
+"""The commands `classify` and `submit`, which label texts on this machine, on a cluster or in a Slurm job."""
 
 from __future__ import annotations
 
@@ -37,29 +37,29 @@ if TYPE_CHECKING:
     from ..report.job import Progress
 
 _INPUT = (
-    "Files, folders, globs or URLs: CSV, TSV, JSONL, text (one article a line), Parquet, Arrow, Excel, .bin; also .gz, "
-    ".zst, .bz2, .xz, .lz4 and .zip. - reads stdin."
+    "Files, folders, globs or URLs: CSV, TSV, JSONL, text (one article a line), Parquet, Arrow, Excel, .bin; also "
+    "compressed as .gz, .zst, .bz2, .xz, .lz4 or .zip. - is stdin."
 )
-_OUTPUT = "Folder, or one .csv, .jsonl or .parquet file, for the labels, also as a URL (s3://…); - is stdout."
-_MODEL = "A shipped model's name, a file, or hf://USER/NAME; several label in one pass.  [default: ag-news]"
-_DRY_RUN = "Label a sample only; say what the job would take. Writes nothing."
+_OUTPUT = "Where to write the labels: a folder, one .csv, .jsonl or .parquet file, or a URL (s3://…); - is stdout."
+_MODEL = "A shipped model's name, a file, or hf://USER/NAME; repeat it to use several.  [default: ag-news]"
+_DRY_RUN = "Label a sample only, and estimate time, memory and output of the job. Write nothing."
 _OF_GPUS = "With --dry-run, estimate the time on N GPUs like the one here."
-_PRICE = "With --dry-run, also estimate the cost at this price of an hour of a GPU, or else of this machine."
+_PRICE = "With --dry-run, also estimate the cost. X is the price per hour of a GPU, or of this machine without one."
 _STDIN = "Format of stdin.  [default: text]"
 _NSYS = "Run a local cluster's workers under Nsight Systems."
-_GPUS_PER_NODE = "GPUs of a node; 0: use its CPU.  [default: site.yaml's]"
-_SITE = "Site settings.  [default: ~/.config/broadsheet/site.yaml]"
+_GPUS_PER_NODE = "GPUs of each node; 0: use the CPU.  [default: that of site.yaml]"
+_SITE = "File with the settings of your Slurm cluster.  [default: ~/.config/broadsheet/site.yaml]"
 _ONE_CHUNK_BYTES = 1 << 17
-"""Bytes of input up to which this process computes alone: of articles as long as AG News's, about 500."""
+"""Bytes of input up to which this process computes alone: about 500 articles as long as those of AG News."""
 
 _STDOUT = Path("-")
 
 
 _EXTRAS = {"slurm": ("dask_jobqueue", "slurm"), "cuda": ("dask_cuda", "cluster")}
-"""What kinds of cluster need: a module, and the extra that installs it."""
+"""By kind of cluster, the module that it needs and the extra that installs the module."""
 
 _OF_UCX = ("distributed_ucxx", "rmm")
-"""What Dask imports for UCX, where it is installed; that takes a tenth of a second."""
+"""Modules that Dask imports for UCX if they are installed. The import takes a tenth of a second."""
 
 _GPUS = "/proc/driver/nvidia/gpus/*"
 
@@ -84,15 +84,18 @@ def command(
     nsys: Annotated[Path | None, in_panel("Report", "FOLDER", _NSYS, hidden=True)] = None,
     **flags: Any,
 ) -> None:
-    """Label every text of the input files; with --resume -o OUT/ alone, go on with the job that was begun in OUT.
+    """Label every text of the input files. To continue a job, give --resume -o OUT/ without INPUT.
 
-    Exit code 0: done. 3: some of the input has no labels. With OUT/_SUCCESS the rest is done: more files cannot be read
-    than --max-unread allows, or rows than --max-quarantined, or --update found files that have changed. Without it
-    chunks are left, --resume does them. 4: stopped early by SIGUSR1, --resume goes on. 2: wrong usage. 1: any other
-    error.
+    Exit codes: 0 done; 1 an error; 2 wrong usage; 3 part of the input has no labels; 4 stopped early by SIGUSR1, and
+    --resume continues the job.
+
+    After exit code 3, look whether OUT/_SUCCESS exists. If it does, all the rest is labelled: more files than
+    --max-unread or more rows than --max-quarantined could not be read, or --update found files that have changed. If it
+    does not, some chunks have no labels yet, and --resume labels them.
     """
     from ..processes.child import FORKS, spare_pandas
 
+    # Start what takes time in the background: a process from which workers fork, or the context of the only GPU.
     has_lone_gpu = False
     if not dry_run and output not in (None, _STDOUT) and _starts_workers(inputs, cluster, scheduler_file, flags):
         FORKS.begin("broadsheet.pipeline.job.preload")
@@ -105,6 +108,7 @@ def command(
     from ..report.summary import unfinished
     from ..report.terminal import print_report
 
+    # Find out where the labels go, and on which cluster.
     options = keywords(flags)
     place = one_file = None
     if output is not None and output != _STDOUT:
@@ -116,6 +120,8 @@ def command(
     connection: dict[str, Any] = {"where": cluster or "auto", "workers": workers, "scheduler_file": scheduler_file}
     connection |= {"protocol": protocol, "tls": tls, "nsys": nsys}
     continued = _command_to_go_on(output, options, connection, as_json, quiet)
+
+    # Take input, models and options from the command line, or those that it lacks from the job's folder.
     if inputs:
         source, models = pipe.source_of(inputs, stdin_format), model or ["ag-news"]
     elif place is None or not (options.get("resume") or options.get("update")):
@@ -123,6 +129,8 @@ def command(
     else:
         source, models, taken = taken_up(place)
         models, options = model or models, taken | options
+
+    # Estimate, write to stdout, or run a job.
     if not dry_run and (gpus is not None or price is not None):
         raise UsageError("--gpus and --price are for an estimate: add --dry-run")
     if dry_run:
@@ -147,7 +155,7 @@ def command(
 
 @contextmanager
 def _telling_how_to_go_on(place: Location, source: Any, command: str) -> Iterator[None]:
-    """Where a job is interrupted or fails, print the error, and then the command that continues the job."""
+    """If the job in the block is interrupted or fails, print the error, then the command that continues the job."""
     try:
         yield
     except (KeyboardInterrupt, BroadsheetError) as error:
@@ -165,7 +173,7 @@ def _telling_how_to_go_on(place: Location, source: Any, command: str) -> Iterato
 def _command_to_go_on(
     output: Path | None, options: dict[str, Any], connection: dict[str, Any], as_json: bool, quiet: bool
 ) -> str:
-    """The command that continues a job, with those of the options given here that the job's folder does not hold.
+    """Return the command that continues a job, with the given options that the job's folder does not record.
 
     Parameters
     ----------
@@ -176,7 +184,7 @@ def _command_to_go_on(
     connection : dict of str to object
         The keywords of `connect`.
     as_json, quiet : bool
-        Whether these flags are given.
+        Whether `--json` and `--quiet` are given.
 
     """
     from ..job.again import HELD, flags
@@ -192,7 +200,7 @@ def _command_to_go_on(
 def _starts_workers(
     inputs: list[str] | None, cluster: str | None, scheduler_file: Path | None, flags: dict[str, Any]
 ) -> bool:
-    """Whether workers will probably be started on this machine; decided before the imports that take time."""
+    """Return whether the job will probably start workers on this machine, before the imports that take time."""
     if cluster is not None or scheduler_file is not None:
         return cluster in ("local", "cuda")
     if flags.get("workers") is not None:
@@ -203,10 +211,9 @@ def _starts_workers(
 
 
 def _wake_a_lone_gpu() -> bool:
-    """Where this process will compute on the only GPU, have the driver make its context in the background; whether it
-    will.
+    """Return whether this process will compute on the only GPU, and if so create its CUDA context in the background.
 
-    That takes a quarter of a second, in which this process imports its modules.
+    The driver takes a quarter of a second for the context. This process imports its modules meanwhile.
     """
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     gpus = visible.split(",") if visible is not None else glob(_GPUS)
@@ -214,7 +221,7 @@ def _wake_a_lone_gpu() -> bool:
         return False
 
     def wake() -> None:
-        with suppress(OSError, AttributeError):  # there is no driver, or one without these functions
+        with suppress(OSError, AttributeError):  # there is no driver, or it lacks these functions
             driver = ctypes.CDLL("libcuda.so.1")
             if driver.cuInit(0) == 0:
                 driver.cuDevicePrimaryCtxRetain(ctypes.byref(ctypes.c_void_p()), 0)
@@ -225,10 +232,10 @@ def _wake_a_lone_gpu() -> bool:
 
 @contextmanager
 def _engines_ahead(models: Any, options: dict[str, Any]) -> Iterator[None]:
-    """Have a thread load the engines on a lone GPU, which takes some 0.4 s, while this one imports Dask.
+    """Load the engines on the only GPU in another thread, while this one imports Dask. Loading takes about 0.4 s.
 
-    What goes wrong here goes wrong in the job too, which says so. The modules that both need are imported first, since
-    two threads that import the same modules may wait for each other.
+    Errors are ignored here, because the job meets them again and reports them. The modules that both threads need are
+    imported first, since two threads that import the same modules may wait for each other.
     """
     from ..options import Options
 
@@ -241,29 +248,29 @@ def _engines_ahead(models: Any, options: dict[str, Any]) -> Iterator[None]:
 
             sys.setswitchinterval(SWITCH_SECONDS)
             settings = Options(**options)
-            how = (settings.device, settings.precision, settings.kernels)
+            engine_settings = (settings.device, settings.precision, settings.kernels)
             with catch_warnings():
-                simplefilter("ignore")  # the job gives them
+                simplefilter("ignore")  # the job shows these warnings
                 loaded = load_models(models, settings.network, settings.preparation).loaded
-            loads = {engine_key(own, *how): partial(ENGINES.load, own, *how) for own in loaded}
+            loads = {engine_key(own, *engine_settings): partial(ENGINES.load, own, *engine_settings) for own in loaded}
             stack.enter_context(ENGINES.offered(loads))
         yield
 
 
 def _names_a_cluster(connection: dict[str, Any]) -> bool:
-    """Whether anything of a cluster was asked for. connection: the keywords of `connect`, as the user gave them."""
+    """Return whether the user gave an option of a cluster. connection: the keywords of `connect`, as given."""
     return any(value not in (None, "auto") for value in connection.values())
 
 
 def _is_one_chunk(inputs: Sequence[str]) -> bool:
-    """Whether the inputs are files so small that another process would have nothing to do beside this one."""
+    """Return whether all inputs are files, so small together that a second process would have nothing to do."""
     return bool(inputs) and all(map(os.path.isfile, inputs)) and sum(map(os.path.getsize, inputs)) <= _ONE_CHUNK_BYTES
 
 
 def _run(
     source: Any, place: Location, model: list[str], options: dict[str, Any], connection: dict[str, Any], quiet: bool
 ) -> Any:
-    """Run the job, on the cluster that `connection` describes; its report.
+    """Run the job on the cluster that `connection` describes, and return its report.
 
     Parameters
     ----------
@@ -295,10 +302,13 @@ def _run(
     from ..report.terminal import NoProgress, TerminalProgress
     from ..source.inputs import Paths
 
+    # Refuse a job that cannot work before a cluster starts.
     named = _names_a_cluster(connection)
     connection |= {"say": lambda line: None} if quiet else {}
     progress: Progress = NoProgress() if quiet else TerminalProgress(PlainConsole(stderr=True))
-    refuse_files(source, place, model, Options(**options))  # before a cluster starts
+    refuse_files(source, place, model, Options(**options))
+
+    # Choose the kind of cluster, and its workers.
     device = options.get("device", "auto")
     if connection["where"] == "auto":
         connection["where"] = nearest(device)
@@ -308,24 +318,26 @@ def _run(
         connection["workers"] = workers_for_gpus(model, options, gpus)
     one_chunk = connection["where"] == "local" and "chunk_size" not in options and _is_one_chunk(files)
     if not named and (one_chunk or (gpus == 1 and connection["workers"] is None)):
-        connection |= {"where": "local", "processes": False}  # which starts in a fraction of the time
+        connection |= {"where": "local", "processes": False}  # a worker inside this process starts much faster
     elif connection["where"] == "local" and connection["workers"] is None and expected_device(device) == "cuda":
-        connection["workers"] = 1  # without dask-cuda, which gives each GPU a worker, the first GPU has one
+        connection["workers"] = 1  # without dask-cuda only the first GPU gets a worker
+
+    # Run the job. SIGUSR1 stops it early.
     stopping = Event()
     signal.signal(signal.SIGUSR1, lambda *_: stopping.set())
     progress.began = time.perf_counter() - seconds_since_start()
     run = partial(classify, source, str(place), model=model, progress=progress, stop=stopping.is_set, **options)
     with _stopped_at_the_end(progress):
         if is_here:
-            return run(client=lambda: connect(**connection))  # beside the planning
+            return run(client=lambda: connect(**connection))  # in the background, during the planning
         progress.phase("connecting to the cluster")
-        with connect(**connection) as client:  # at once: what its workers have decides the chunk size
+        with connect(**connection) as client:  # first: the hardware of its workers decides the chunk size
             return run(client=client)
 
 
 @contextmanager
 def _stopped_at_the_end(progress: Progress) -> Iterator[None]:
-    """Show no progress any more after the block, also where planning fails."""
+    """Stop the progress display at the end of the block, even if planning fails."""
     try:
         yield
     finally:
@@ -342,7 +354,7 @@ def _estimate(
     price: float | None,
     as_json: bool,
 ) -> None:
-    """Label a sample, and print what the job would take.
+    """Label a sample, and print an estimate of what the whole job would take.
 
     Parameters
     ----------
@@ -355,11 +367,11 @@ def _estimate(
     options : dict of str to object
         The options of the job, by their names in Python.
     connection : dict of str to object
-        The keywords of `connect`; `where` and `workers` decide for how many machines and workers the time is estimated.
+        The keywords of `connect`. `where` and `workers` say for how many machines and workers to estimate the time.
     of_gpus : int, optional
-        For how many GPUs the time is estimated.
+        The number of GPUs for which to estimate the time.
     price : float, optional
-        Of an hour of a GPU, or of this machine without one.
+        The price of an hour of a GPU, or of this machine if it has none.
     as_json : bool
         Print JSON.
 
@@ -368,10 +380,13 @@ def _estimate(
     from ..job.estimate import dry_run
     from ..source.inputs import Paths
 
+    # Refuse a cluster whose packages are missing.
     where, count = connection["where"], connection["workers"]
     module, extra = _EXTRAS.get(where, (None, None))
     if module is not None and extra is not None and find_spec(module) is None:
         raise UsageError(f"--cluster {where} needs an extra: {install(extra)}")
+
+    # Find out how many machines and workers the job would have.
     gpus = 0 if where == "local" or options.get("device") == "cpu" else count_gpus()
     files = source if isinstance(source, Paths) else ()
     if gpus and count is None and where in ("auto", "cuda") and is_long(files):
@@ -385,8 +400,10 @@ def _estimate(
         machines, workers = 1, count or gpus or 1
     else:
         machines, workers = 1, _workers_here(source, options)
-    how: dict[str, Any] = {"machines": machines, "workers": workers, "price": price}
-    estimate = dry_run(source, place and str(place), model=model, **how, **options)
+
+    # Label the sample and print the estimate.
+    estimated_for: dict[str, Any] = {"machines": machines, "workers": workers, "price": price}
+    estimate = dry_run(source, place and str(place), model=model, **estimated_for, **options)
     if of_gpus is not None and estimate.device != "cuda":
         raise UsageError("--gpus: the sample was labelled on a CPU. Make the estimate on a machine with such a GPU")
     if as_json:
@@ -398,8 +415,9 @@ def _estimate(
 
 
 def _workers_here(source: Any, options: dict[str, Any]) -> int | None:
-    """How many workers a job starts that names no cluster, on a machine with one GPU or none; None where it labels by
-    itself.
+    """Return how many workers a job without cluster options starts on a machine with one GPU or none.
+
+    None means that the command's own process labels the rows.
     """
     from ..engine.open import expected_device
     from ..source.inputs import Paths
@@ -424,6 +442,7 @@ def _print_estimate(estimate: Estimate, place: Location | None, console: PlainCo
 
 
 def _facts(estimate: Estimate) -> Iterator[tuple[str, str]]:
+    # The input and the sample.
     if estimate.files:
         yield "files", f"{estimate.files:,}, {decimal(estimate.bytes)}"
     if estimate.update is not None:
@@ -433,18 +452,22 @@ def _facts(estimate: Estimate) -> Iterator[tuple[str, str]]:
     else:
         yield "rows", f"{estimate.rows:,}" if estimate.counted else f"about {float(f'{estimate.rows:.3g}'):,.0f}"
     yield "sample", _sample(estimate)
+
+    # What labels the rows.
     yield "model", estimate.model
     yield "on", estimate.backend
     if estimate.no_gpu:
         yield "no GPU", estimate.no_gpu
     yield "memory", _memory(estimate.memory)
+
+    # Time, cost and output of the whole job.
     on_gpu = "one GPU", "GPUs", "GPU"
     one, others, unit = on_gpu if estimate.device == "cuda" else ("this machine", "such machines", "core")
     yield "rate", f"{estimate.rate:,.0f} rows a second, on {one}"
     if estimate.seconds is not None and estimate.seconds_of_one is not None:
-        least, most = map(_duration, estimate.seconds_range or (estimate.seconds, estimate.seconds))
+        shortest, longest = map(_duration, estimate.seconds_range or (estimate.seconds, estimate.seconds))
         where = one if estimate.workers == 1 else f"{estimate.workers:,} {others}"
-        yield "time", f"{least} to {most} on {where}; {estimate.device_hours or 0:,.2f} {unit}-hours"
+        yield "time", f"{shortest} to {longest} on {where}; {estimate.device_hours or 0:,.2f} {unit}-hours"
         if estimate.price is not None and estimate.cost is not None:
             hours = estimate.seconds_of_one / 3600
             yield "cost", f"about {estimate.cost:,.2f} at {estimate.price:g} an hour of {one}: {hours:,.2f} hours"
@@ -455,7 +478,7 @@ def _facts(estimate: Estimate) -> Iterator[tuple[str, str]]:
 
 
 def _memory(memory: JobMemory) -> str:
-    """What a job takes on a machine, and of what that is made."""
+    """Describe the memory that a job takes on a machine, and its parts."""
     parts = [f"{decimal(memory.command)} of the command"]
     if memory.workers:
         which = "the worker" if memory.workers == 1 else f"each of {memory.workers:,} workers"
@@ -485,17 +508,17 @@ def submit(
     context: typer.Context,
     nodes: Annotated[int, typer.Option(metavar="N", min=1, help="Number of nodes.")] = 1,
     gpus_per_node: Annotated[int | None, typer.Option(metavar="N", min=0, help=_GPUS_PER_NODE)] = None,
-    time: Annotated[str | None, typer.Option(metavar="HH:MM:SS", help="Time limit of each run.")] = None,
+    time: Annotated[str | None, typer.Option(metavar="HH:MM:SS", help="Time limit of each run of the job.")] = None,
     protocol: Annotated[str | None, typer.Option(metavar="auto|tcp|ucx", help=PROTOCOL)] = None,
     tls: Tls = None,
     site: Annotated[Path | None, typer.Option(metavar="FILE", help=_SITE)] = None,
     interactive: Annotated[bool, typer.Option("--interactive", help="Start workers for a notebook.")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Check, print the script; submit nothing.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Check and print the job script only.")] = False,
 ) -> None:
-    """Submit a classify job to Slurm; it takes INPUT … -o OUT/ and every other option of classify.
+    """Submit a job of classify to Slurm: add INPUT … -o OUT/ and any other option of classify.
 
-    Options, input files, columns and model are checked at once, on this machine. The job stops before its time limit,
-    requeues itself and resumes. Its exit codes are those of classify.
+    The command checks options, input files, columns and model on this machine before it submits the job. The job stops
+    before its time limit, requeues itself and resumes. Its exit codes are those of classify.
     """
     from ...cluster.slurm import submit as slurm
     from ...cluster.slurm.site import load_site
@@ -516,13 +539,13 @@ def submit(
 
 
 def _check_job(context: typer.Context) -> None:
-    """Raise, as the job would hours later, for a wrong option, file, column or model."""
+    """Raise the error that the job would raise hours later for a wrong option, file, column or model."""
     from ..job.estimate import sampled
 
     assert context.parent is not None
     group: Any = context.parent.command
     given = group.commands["classify"].make_context("classify", [*context.args], parent=context.parent).params
-    output, inputs = given["output"], [*(given["inputs"] or ())]  # as Click has them: text, and tuples of text
+    output, inputs = given["output"], [*(given["inputs"] or ())]  # Click gives strings, and tuples of strings
     if output is None or Path(output) == _STDOUT or inputs in ([], ["-"]):
         raise UsageError("a submitted job reads files and writes to a folder: give INPUT … -o OUT/")
     source = pipe.source_of(inputs, given["stdin_format"])

@@ -1,4 +1,4 @@
-"""The command `broadsheet` and its subcommands; how errors and Ctrl-C end it."""
+"""The command `broadsheet` with its subcommands, and what it prints and returns after an error or Ctrl-C."""
 
 from __future__ import annotations
 
@@ -16,24 +16,25 @@ from typing import Any, cast
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from ..errors import BroadsheetError, printable
+from ..errors import BroadsheetError, counted, printable
 from ..report.console import say
 
 _UsageError = cast("type[typer.BadParameter]", typer.BadParameter.__bases__[0])
-"""Click's error for a wrong command line; some versions of Typer have a copy of it."""
+"""The error that Click raises for a wrong command line. Some versions of Typer have a copy of the class."""
 
 _INTERRUPTED = 130
-"""Typer's exit code where it has caught an interrupt, without a word."""
+"""The exit code that Typer returns, without a message, after it caught a KeyboardInterrupt."""
 
 
 class _Command(TyperCommand):
-    """A command in whose help a switch has no word for a value, and --help-all shows what --help does not."""
+    """A command whose help shows no value for a switch. `--help-all` also shows the options that `--help` hides."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         hidden = [one for one in self.params if getattr(one, "hidden", False)]
         for one in hidden if "--help-all" in args else ():
             one.hidden = False  # type: ignore[attr-defined]
-        self.epilog = f"--help-all shows {len(hidden)} options more." if hidden and "--help-all" not in args else None
+        more = f"--help-all shows {counted(len(hidden), 'more option')}."
+        self.epilog = more if hidden and "--help-all" not in args else None
         return super().parse_args(ctx, args)
 
     def get_params(self, ctx: Any) -> list[Any]:
@@ -41,7 +42,7 @@ class _Command(TyperCommand):
 
 
 class _Group(TyperGroup):
-    """The same of the command without a subcommand."""
+    """The command `broadsheet` itself, whose help shows no value for a switch either."""
 
     def get_params(self, ctx: Any) -> list[Any]:
         return _without_words(super().get_params(ctx))
@@ -51,7 +52,7 @@ def _without_words(parameters: Iterable[Any]) -> list[Any]:
     listed = list(parameters)
     for one in listed:
         if getattr(one, "is_flag", False):
-            one.metavar = ""  # it would be <bool>
+            one.metavar = ""  # by default the help shows <bool>
     return listed
 
 
@@ -75,18 +76,18 @@ _COMMANDS = {
     "doctor": ("Operate", "machine.doctor"),
     "profile": ("Operate", "machine.profile"),
 }
-"""By name the panel of the help, and the function in a module of this folder, which is imported where it is needed."""
+"""By name, the panel of the help, and the function as MODULE.FUNCTION in this folder, imported only when needed."""
 _RENAMED = {
     "": {"export": ["convert"], "quantise": ["calibrate", "--int8"]},
     "classify": {"--truth-column": ["--label-column"]},
     "submit": {"--truth-column": ["--label-column"]},
     "select": {"--column": ["--keep"], "--input": ["--keep-all"]},
 }
-"""Commands, and options by command, of earlier versions, and what they are now."""
+"""Commands (under "") and options (by command) of earlier versions, each with its name of today."""
 
 
 def _as_now(arguments: list[str]) -> list[str]:
-    """The arguments with the names of today for those of earlier versions, with a line on stderr for each."""
+    """Replace names of earlier versions in the arguments by those of today, and print a line on stderr for each."""
 
     def now(command: str, given: str) -> list[str]:
         name, equals, value = given.partition("=")
@@ -101,7 +102,7 @@ def _as_now(arguments: list[str]) -> list[str]:
 
 def _options(
     context: typer.Context,
-    asked: bool = typer.Option(False, "--version", help="Print version and facts for a bug report."),
+    asked: bool = typer.Option(False, "--version", help="Print the version and what a bug report needs."),
 ) -> None:
     if asked:
         from .machine import facts
@@ -111,33 +112,34 @@ def _options(
             say(f"{name:>10}  {value}")
         raise typer.Exit
     if context.invoked_subcommand is None:
-        context.get_help()  # with Rich it prints
+        context.get_help()  # with Rich, this prints the help
         raise typer.Exit(2)
 
 
 def application(names: Collection[str] = tuple(_COMMANDS)) -> typer.Typer:
-    """The command with these subcommands: Typer looks at the parameters of all that it has."""
+    """Return the command with these subcommands. Fewer make it start faster: Typer inspects the parameters of each."""
     made = typer.Typer(
         name="broadsheet",
         cls=_Group,
-        help="Give each text of a very large collection a label, a score or a number.",
+        help="Give each text of a very large collection a label, a score or a number. For the options of a command, "
+        "run broadsheet COMMAND --help.",
         pretty_exceptions_enable=False,
-        rich_markup_mode="markdown",  # brackets in a help text are text
+        rich_markup_mode="markdown",  # Markdown, unlike Rich's own markup, leaves brackets as they are
         context_settings={"help_option_names": ["-h", "--help"]},
     )
     made.callback(invoke_without_command=True)(_options)
     for name in [name for name in _COMMANDS if name in names]:
         panel, place = _COMMANDS[name]
         module, _, function = place.partition(".")
-        how: dict[str, Any] = {"help_option_names": ["-h", "--help", "--help-all"]}
-        how |= {"allow_extra_args": True, "ignore_unknown_options": True} if name == "submit" else {}
-        command = made.command(name, cls=_Command, context_settings=how, rich_help_panel=panel)
+        settings: dict[str, Any] = {"help_option_names": ["-h", "--help", "--help-all"]}
+        settings |= {"allow_extra_args": True, "ignore_unknown_options": True} if name == "submit" else {}
+        command = made.command(name, cls=_Command, context_settings=settings, rich_help_panel=panel)
         command(getattr(import_module(f".{module}", __package__), function))
     return made
 
 
 def _needed(arguments: list[str]) -> Collection[str]:
-    """The commands that these arguments need; each is a module to be imported."""
+    """Return the commands that these arguments need. The module of each has to be imported."""
     if arguments == ["--version"]:
         return ()
     is_known = {*arguments[:1]} & {*_COMMANDS}
@@ -145,14 +147,17 @@ def _needed(arguments: list[str]) -> Collection[str]:
 
 
 def run() -> None:
-    """Run the command; errors a user can mend are one message on stderr, and the exit code says of what kind."""
+    """Run the command. An error that the user can mend is one message on stderr, and sets the exit code of its kind."""
+    # Set up signals, streams and warnings.
     if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, _interrupt)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")  # a terminal may know fewer letters than UTF-8
+            stream.reconfigure(errors="backslashreplace")  # a terminal may not be able to show every character
     warnings.showwarning = _show_warning  # type: ignore[assignment]
+
+    # Run the command, and turn each kind of error into a message and an exit code.
     try:
         sys.argv[1:] = _as_now(sys.argv[1:])
         code = application(_needed(sys.argv[1:]))(standalone_mode=False)
@@ -160,7 +165,7 @@ def run() -> None:
             raise KeyboardInterrupt
         sys.exit(code)
     except SystemExit as ended:
-        # A pipe that is closed ends other filters by its signal; Rich and Typer would have 1.
+        # After a closed pipe, return the exit code of other filters, which SIGPIPE ends; Rich and Typer return 1.
         sys.exit(128 + signal.SIGPIPE if isinstance(ended.__context__, BrokenPipeError) else ended.code)
     except _UsageError as error:
         _UsageError(printable(error.format_message()), error.ctx).show()

@@ -1,4 +1,4 @@
-"""broadsheet evaluate: a model against labelled articles."""
+"""The command `evaluate`, which compares the labels of a model with the true classes of texts."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
 
 _INDENT = 6
 _SHOWN = 145  # characters of a mistake's text: two lines
-_LABEL = "Column with the true class.  [default: that of the training]"
-_SEPARATOR = "What separates the labels of a row that has several."
-_RELIABILITY = "Draw the reliability diagram there, not in the terminal."
-_ASKED = "Draw the recall over the share of texts about which a chain asks its encoder."
-_TARGET = "Find the score from which on this share of the labels is right."
+_LABEL = "Column with the true class.  [default: as in training]"
+_SEPARATOR = "Text between two labels of a row that has several."
+_RELIABILITY = "Draw the reliability diagram in this file, not in the terminal."
+_ASKED = "For a model that is a chain: draw the recall over the share of texts that its encoder reads."
+_TARGET = "Find the lowest score at and above which this share of the labels is right."
 _ABSTAIN = "Give rows with a lower score no label, as `classify` does."
 _report = partial(in_panel, "Report")
 
@@ -36,11 +36,11 @@ _report = partial(in_panel, "Report")
 @with_options(SCORE)
 def command(
     model: OneModel,
-    data: Annotated[list[str], typer.Argument(metavar="DATA", help="Files, folders, globs or URLs.")],
+    data: Annotated[list[str], typer.Argument(metavar="DATA", help="Labelled texts: files, folders, globs or URLs.")],
     label_column: Annotated[str | None, in_panel("Input", "NAME", _LABEL)] = None,
     text_column: Texts = None,
     label_separator: Annotated[str | None, in_panel("Input", "TEXT", _SEPARATOR)] = None,
-    mistakes: Annotated[int, _report("N", "Most confident mistakes to show.", min=0)] = 10,
+    mistakes: Annotated[int, _report("N", "Number of mistakes to show, the most confident first.", min=0)] = 10,
     as_json: Json = False,
     plot: Annotated[Path | None, _report("FILE.png", "Draw the confusion matrix.")] = None,
     reliability: Annotated[Path | None, _report("FILE.png", _RELIABILITY)] = None,
@@ -50,9 +50,12 @@ def command(
     abstain: Annotated[float | None, _report("BELOW", _ABSTAIN)] = None,
     **flags: Any,
 ) -> None:
-    """Print accuracy, figures by class, the confusion matrix (of more than 10 classes, the most frequent mistakes),
-    calibration error and the most confident mistakes.
+    """Measure how good a model is on labelled texts.
+
+    The command prints the accuracy, figures by class, the confusion matrix (or for more than 10 classes the most
+    frequent mistakes), the calibration error and the most confident mistakes.
     """
+    # Refuse pictures that cannot be drawn, or that would replace a file.
     pictures = {"--plot": plot, "--reliability": reliability, "--asked": asked}
     for flag, picture in pictures.items():
         if picture and find_spec("matplotlib") is None:
@@ -63,6 +66,8 @@ def command(
     from ..source.inputs import Paths, local_paths
 
     refuse_outputs(pictures, overwrite, lambda: [model, *local_paths(Paths(data))])
+
+    # Load the model, and find the columns of text and label.
     loaded = load_model(model)
     options = chosen_columns(loaded, text_column, label_column, keywords(flags, SCORE))
     label = options["label_column"]
@@ -72,6 +77,8 @@ def command(
     if asked and selection is None:
         what = "a chain that is to find a share of the texts, and --network uncertain"
         raise UsageError(f"--asked is for {what}: {model}")
+
+    # Evaluate a model of several labels, or of numbers, in its own way.
     if loaded.is_multi_label:
         loaded = loaded.asking(network)
         if plot or reliability or abstain is not None or precision_target is not None:
@@ -86,6 +93,8 @@ def command(
             raise UsageError(f"{model} gives a text a number: of the options of labels, evaluate takes none")
         _draw_recalls(_evaluate_numbers(loaded.asking(network), data, as_json, options), selection, asked)
         return
+
+    # Evaluate a model that gives each text one label.
     if label_separator is not None:
         raise UsageError(f"{model} gives each text one label: --label-separator is for models that give several")
     options |= {"network": network, "mistakes": mistakes, "abstain": abstain, "precision_target": precision_target}
@@ -96,6 +105,8 @@ def command(
         message = f"no row has a class of the model in column {label!r}"
         why = unknown_labels_line(result.unknown_labels, loaded.classes)
         raise UsageError(message if why is None else f"{message}: {why}")
+
+    # Print the figures and draw the pictures.
     if (console := _begun(result, as_json)) is not None:
         _print(result, abstain, reliability is None, console, loaded)
     _draw_recalls(result, selection, asked)
@@ -110,9 +121,10 @@ def command(
 def chosen_columns(
     model: Model, text_column: list[str] | None, label_column: str | None, options: dict[str, Any]
 ) -> dict[str, Any]:
-    """The options, with the columns of text and label: those that are named, else those that a model learned from.
+    """Return the options with the columns of text and label: those that the user names, or else those of the training.
 
-    Prints the columns that the model learned from. Raises UsageError where neither says which column has the label.
+    Prints the columns if they are those of the training. Raises UsageError if neither user nor model names the column
+    of labels.
     """
     from ..evaluation.rows import joined_as, label_column_of, learned_columns, text_columns
 
@@ -160,7 +172,11 @@ def _evaluate_numbers(model: Model, data: list[str], as_json: bool, options: dic
 
 
 def _draw_recalls(result: Evaluation | NumberEvaluation, selection: Selection | None, file: Path | None) -> None:
-    """Raises UsageError where there are no texts to be found."""
+    """Draw the recall over the share of texts about which a chain asks its encoder.
+
+    Does nothing without a file or a chain. Raises UsageError if no row has a score that makes it one of the texts to be
+    found.
+    """
     if file is None or selection is None:
         return
     if not result.recalls:
@@ -171,7 +187,9 @@ def _draw_recalls(result: Evaluation | NumberEvaluation, selection: Selection | 
 
 
 def _begun(result: Evaluation | LabelEvaluation | NumberEvaluation, as_json: bool) -> PlainConsole | None:
-    """Print which model was evaluated, and return the terminal for the rest; or print all of it as JSON."""
+    """Print which model was evaluated, and return the console for the rest. With `as_json`, print everything as JSON
+    and return None.
+    """
     if as_json:
         print_json(result.to_dict())
         return None
@@ -182,7 +200,7 @@ def _begun(result: Evaluation | LabelEvaluation | NumberEvaluation, as_json: boo
 
 
 def _print_labels(result: Evaluation | LabelEvaluation, model: Model, console: PlainConsole) -> None:
-    """Print how the label column names the classes: by their numbers, and by labels that name none."""
+    """Print a line if the label column numbers the classes, and one for labels that name no class."""
     from ..report.summary import unknown_labels_line
     from ..source.rows.label_map import unmatched_line
     from ..source.rows.labels import class_numbers_line
@@ -198,7 +216,7 @@ def _print_labels(result: Evaluation | LabelEvaluation, model: Model, console: P
 def _print_overlap(
     result: Evaluation | LabelEvaluation | NumberEvaluation, others: str | None, console: PlainConsole
 ) -> None:
-    """Print how many of the rows the model has learned from. others: how good it is on the other rows."""
+    """Print from how many of the rows the model has learned. others: how good it is on the other rows."""
     from ..report.overlap import overlap_line
 
     if line := overlap_line(result.overlap, others):
@@ -213,11 +231,12 @@ def _print_left_out(result: Evaluation | LabelEvaluation, console: PlainConsole)
 
 
 def _print(result: Evaluation, abstain: float | None, diagram: bool, console: PlainConsole, model: Model) -> None:
-    """Print an evaluation; with `diagram`, also the reliability diagram."""
+    """Print the evaluation of a model that gives one label. With `diagram`, also print the reliability diagram."""
     from rich.padding import Padding
 
     from ..report.tables import print_asking, print_confusion, print_reliability, print_thresholds
 
+    # Say which rows do not count.
     _print_left_out(result, console)
     if abstain is not None:
         rows = result.abstained + result.confusion.rows
@@ -225,6 +244,8 @@ def _print(result: Evaluation, abstain: float | None, diagram: bool, console: Pl
         console.print(f"{share} have a score below {abstain:g}, and no label; the figures are those of the others")
     _print_labels(result, model, console)
     _print_overlap(result, None, console)
+
+    # Print figures of all rows together.
     print_confusion(result.confusion, console)
     print_reliability(result.reliability, result.uncalibrated, diagram, console, model.is_calibrated)
     if result.networks:
@@ -233,11 +254,13 @@ def _print(result: Evaluation, abstain: float | None, diagram: bool, console: Pl
         print_asking(figures, console, model.second)
     if result.thresholds:
         print_thresholds(result.thresholds, console)
+
+    # Show the texts of the most confident mistakes.
     if result.mistakes:
         console.print("most confident mistakes", style="bold")
     for mistake in result.mistakes:
         console.print(f"{mistake.score:.3f} {mistake.label}, not {mistake.truth}", overflow="fold")
         where = f"{' ' * _INDENT}{mistake.file} row {mistake.row}"
-        console.print(where, style="dim", soft_wrap=True)  # on one line, so that it can be copied
+        console.print(where, style="dim", soft_wrap=True)  # on one line, so that the user can copy it
         text = console.render_str(" ".join(mistake.text.split())[:_SHOWN])
         console.print(Padding(text, (0, 0, 0, _INDENT)), style="dim", overflow="fold")

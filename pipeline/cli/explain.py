@@ -1,4 +1,4 @@
-"""broadsheet explain: which parts of a text spoke for its label."""
+"""The command `explain`, which shows the parts of a text that speak for its label or against it."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ if TYPE_CHECKING:
     from ..curation.explain import Explanation
 
 _SHOWN = 10
-_FAINT = 0.25  # of the largest weight of a word: below it a word is not coloured
+_FAINT = 0.25  # a word whose weight is below this share of the largest is not coloured
 
 
 @with_options(ENGINE)
 def command(
     model: OneModel,
-    text: Annotated[str, typer.Argument(metavar="TEXT", help="The text.", show_default=False)],
+    text: Annotated[str, typer.Argument(metavar="TEXT", help="The text to explain.", show_default=False)],
     label: Annotated[
-        str | None, typer.Option("--label", metavar="LABEL", help="The label to explain.  [default: the best]")
+        str | None, typer.Option("--label", metavar="LABEL", help="The label to explain.  [default: the most probable]")
     ] = None,
-    top: Annotated[int, typer.Option("--top", metavar="N", min=1, help="N-grams or words to show.")] = _SHOWN,
+    top: Annotated[int, typer.Option("--top", metavar="N", min=1, help="Number of n-grams or words to show.")] = _SHOWN,
     as_json: Json = False,
     **flags: Any,
 ) -> None:
-    """Show which parts of a text spoke for its label, and which against it.
+    """Show which parts of a text speak for its label, and which speak against it.
 
-    Where n-grams decide, their weights add up to the label's score before softmax. Where a network, an encoder or a
-    model of fastText's does, each word is left out in turn, and its weight is what the score loses without it.
+    If n-grams decide the label, their weights add up to the label's score before softmax. If a network, an encoder or a
+    fastText model decides it, each word is left out in turn. Its weight is what the score loses without the word.
     """
     from ..curation.explain import explain
 
@@ -62,12 +62,12 @@ def _print(why: Explanation, top: int) -> None:
 
 
 def _coloured(why: Explanation) -> object:
-    """The text, with the words that spoke most for the label in green, and against it in red."""
-    most = max((abs(word.weight) for word in why.words), default=0.0)
+    """Return the text. Words that speak most for the label are green, those that speak most against it are red."""
+    largest = max((abs(word.weight) for word in why.words), default=0.0)
     parts: list[tuple[str, str]] = []
     at = 0
     for word in why.words:
-        style = "" if abs(word.weight) < _FAINT * most else "bold green" if word.weight > 0 else "bold red"
+        style = "" if abs(word.weight) < _FAINT * largest else "bold green" if word.weight > 0 else "bold red"
         parts += [(why.text[at : word.begin], ""), (why.text[word.begin : word.end], style)]
         at = word.end
     return styled(*parts, (why.text[at:], ""))

@@ -1,4 +1,4 @@
-"""Flags: those of a job, which the table of its options gives, and others that several commands share."""
+"""The flags of commands: those that the table of a job's options declares, and others that several commands share."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _Command = TypeVar("_Command", bound=Callable[..., Any])
 
 
 def flag(name: str, table: Table = TABLE) -> Any:
-    """The flag of an option; it is None, or False, where it is not given."""
+    """Return the flag of an option. Its value is None, or False for a switch, if the user does not give it."""
     option = table[name]
     return typer.Option(
         f"--{option.flag or name.replace('_', '-')}",
@@ -31,7 +31,7 @@ def flag(name: str, table: Table = TABLE) -> Any:
 
 
 def _kind(kind: Any) -> Any:
-    """The type of a flag: columns of a header are one word, and names of columns and sources may be repeated."""
+    """Return the type of a flag. A header's columns are one word; flags for columns and sources may be repeated."""
     if kind in (NAMES, SOURCE):
         return list[str] | None
     if kind in (HEADER, MODEL, str | int, str | int | None):
@@ -40,7 +40,7 @@ def _kind(kind: Any) -> Any:
 
 
 def with_options(table: Table) -> Callable[[_Command], _Command]:
-    """The command with a flag for each option of a table in place of its `**flags`, all in the order of the panels."""
+    """Return a decorator that replaces `**flags` of a command by a flag for each option of a table, in panel order."""
 
     def place(parameter: inspect.Parameter) -> int:
         panel = parameter.annotation.__metadata__[0].rich_help_panel
@@ -62,22 +62,22 @@ def with_options(table: Table) -> Callable[[_Command], _Command]:
 
 
 def keywords(flags: dict[str, Any], table: Table = TABLE) -> dict[str, Any]:
-    """The options that were given, as Python's keywords."""
+    """Return the options that the user gave, as Python's keywords."""
     given = {name: value for name, value in flags.items() if not (value is None or value is False or value == [])}
     return {name: value.split(",") if table.types[name] == HEADER else value for name, value in given.items()}
 
 
 def in_panel(panel: str, metavar: str, said: str, *names: str, **about: Any) -> Any:
-    """A flag that is no option of a job."""
+    """Return a flag for something that is no option in a table. said: the text in the help; about: more for Typer."""
     return typer.Option(*names, metavar=metavar, help=said, rich_help_panel=panel, **about)
 
 
 _MODEL, _FILE = "A shipped model's name, a file, or hf://USER/NAME.", "The model file to write."
 OneModel = Annotated[str, typer.Argument(metavar="MODEL", help=_MODEL, show_default=False)]
 Output = Annotated[Path, typer.Option("-o", "--output", metavar="OUT", help=_FILE, show_default=False)]
-Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace the file.")]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace the output if it exists.")]
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
-Quiet = Annotated[bool, typer.Option("--quiet", help="Print nothing but errors.")]
+Quiet = Annotated[bool, typer.Option("--quiet", help="Print only errors.")]
 
 Texts = Annotated[list[str] | None, flag("text_column")]
 Root = Annotated[Path | None, flag("root")]
@@ -87,12 +87,12 @@ Precision = Annotated[str, flag("precision")]
 Kernels = Annotated[str, flag("kernels")]
 
 PROTOCOL = "Protocol between workers and scheduler."
-_WHERE = "local, cuda (this machine's GPUs), slurm, or a scheduler's address."
+_WHERE = "Where to compute: local, cuda (the GPUs of this machine), slurm, or the address of a Dask scheduler."
 Where = Annotated[str | None, in_panel("Cluster", "WHERE", _WHERE, "--cluster")]
-SchedulerFile = Annotated[Path | None, in_panel("Cluster", "FILE", "File of a running scheduler.", hidden=True)]
+SchedulerFile = Annotated[Path | None, in_panel("Cluster", "FILE", "File of a running Dask scheduler.", hidden=True)]
 Protocol = Annotated[str, in_panel("Cluster", "auto|tcp|ucx", PROTOCOL, hidden=True)]
 _TLS = (
-    "Encrypt traffic, and let in only this job's processes (default, except with ucx). Without it, any user of a host "
-    "can run code as you."
+    "Encrypt the cluster's traffic, and let in only processes of this job (default, except with ucx). Without TLS, "
+    "any user of these hosts can run code as you."
 )
 Tls = Annotated[bool | None, in_panel("Cluster", "", _TLS, "--tls/--no-tls", hidden=True)]

@@ -1,4 +1,4 @@
-"""broadsheet inspect and verify: what a model file or an output folder holds, and whether the latter is whole."""
+"""The commands `inspect`, which shows what a model or an output folder holds, and `verify`, which checks a folder."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ if TYPE_CHECKING:
     from ..model.torch_encoder import TorchEncoder
     from ..output.look import Facts
 
-_WHAT = "A shipped model's name, a file, hf://USER/NAME, or an output folder."
-_INPUT = "Also compare with the input files: that they have not changed, and how many rows they have."
-_OTHER = "Another job over the same input: where the two differ."
-_PER = "Of the output of a job: its scores by the values of this column; may be repeated."
-_BY = "Column of scores for that: score, or score_NAME of one class."
-_AT = "Score from which on a row is kept; may be repeated."
-_PAGE = "Also show it on this page: the one that the job wrote, or a new one."
+_WHAT = "A model (a shipped one's name, a file, hf://USER/NAME), or the output folder of a job."
+_INPUT = "Also check that the input files have not changed, and have as many rows as the output accounts for."
+_OTHER = "The output of another job over the same input: show where the two differ."
+_PER = "Show the scores of a job's output for each value of this column; may be repeated."
+_BY = "With --per or OTHER/, the column of scores: score, or score_NAME for one class."
+_AT = "With --per or OTHER/, count the rows with at least this score; may be repeated."
+_PAGE = "With --per, also write the result to this page: the report of the job, or a new file."
 _CARD = (
-    "Write a README of the output of a finished job: rows, labels, columns, what is missing, how it was made. If the "
-    "name ends in .json, write a Croissant card."
+    "Write a README about the output of a finished job: its rows, labels and columns, what is missing, and how it was "
+    "made. If the name ends in .json, write a Croissant card."
 )
 _MOST_NAMES = 20
 _LONGEST_NAME = 60
@@ -59,18 +59,23 @@ def inspect(
     at: Annotated[list[float] | None, typer.Option(metavar="SCORE", help=_AT)] = None,
     report: Annotated[Path | None, typer.Option(metavar="FILE.html", help=_PAGE)] = None,
     card: Annotated[Path | None, typer.Option(metavar="README.md", help=_CARD)] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print all of this as JSON.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
     memory: Annotated[bool, typer.Option("--memory", help="Show how much GPU memory the model takes.")] = False,
-    batch: Annotated[int, typer.Option(metavar="N", min=1, help="Articles in a batch, for --memory.")] = 4096,
-    precision: Annotated[str, typer.Option(metavar="fp32|fp16|bf16|int8", help="Precision for --memory.")] = "fp16",
+    batch: Annotated[int, typer.Option(metavar="N", min=1, help="With --memory, articles in a batch.")] = 4096,
+    precision: Annotated[str, typer.Option(metavar="fp32|fp16|bf16|int8", help="Number format for --memory.")] = "fp16",
 ) -> None:
-    """Show a model's layers, alphabet, frame, classes and card; of a damaged file, name the first wrong tensor.
+    """Show what a model or the output folder of a job holds.
 
-    Of the output folder of a job, also of one that runs: the labels, and how many rows have at least which score.
+    For a model, the command shows layers, alphabet, frame, classes and card. If the file is damaged, it names the first
+    wrong tensor.
+
+    For the output of a job, also of one that still runs, it shows how many rows each label has, and how many of them
+    have at least which score.
     """
     from ..model.encoder_file import is_folder
     from ..storage.buckets import is_bucket
 
+    # Show or describe the output of a job.
     if card is not None:
         _write_card(model, card)
         return
@@ -82,6 +87,8 @@ def inspect(
     if (Path(model).is_dir() and not is_folder(Path(model))) or is_bucket(model):
         _show_output(model, as_json)
         return
+
+    # Load a model, and plan its memory if the user asks for it.
     from ..kernels.memory_plan import Parts, page_locked, plan
     from ..kernels.storage import STORAGE
     from ..model.charcnn import load_model
@@ -94,6 +101,8 @@ def inspect(
     stored, parts = STORAGE["sm80"][precision], Parts.of(loaded)
     buffers = plan(loaded.layers, batch, stored, loaded.frame, loaded.ngrams, parts) if memory else []
     on_host = page_locked(loaded.layers, batch, loaded.frame) if memory else []
+
+    # Print the memory or the model.
     if as_json:
         about = about_model(loaded)
         if memory:
@@ -121,7 +130,7 @@ def _print_memory(title: str, buffers: Sequence[Buffer], console: PlainConsole) 
 
 
 def about_model(model: Model) -> dict[str, object]:
-    """What the command prints, as JSON values."""
+    """Return what the command prints about a model, as JSON values."""
     from ..model.fasttext import FastText
     from ..model.layers import WHOLE
     from ..model.ngrams import NGrams
@@ -169,12 +178,12 @@ def _of_encoder(encoder: Encoder | TorchEncoder) -> dict[str, str]:
     from ..model.encoder import NO_PRODUCT, Encoder
 
     settings, width = encoder.settings, encoder.width
-    most = f"{settings.most:,} tokens, with the {encoder.framing} that frame a text, of {encoder.tokens.size:,}"
+    reads = f"{settings.most:,} tokens, with the {encoder.framing} that frame a text, of {encoder.tokens.size:,}"
     if not isinstance(encoder, Encoder):
         return {
             "encoder": f"{encoder.settings.family}, of {width} values",
             "runs in": f"{encoder.runs_in}, on a GPU and on a CPU",
-            "reads": most,
+            "reads": reads,
         }
     layers = counted(encoder.settings.layers, "layer")
     steps = encoder.settings.head
@@ -185,14 +194,14 @@ def _of_encoder(encoder: Encoder | TorchEncoder) -> dict[str, str]:
     return {
         "encoder": f"{layers} of {width} values and {encoder.settings.heads} heads, {encoder.settings.activation}",
         "runs in": f"{encoder.runs_in} on a GPU, NumPy on a CPU",
-        "reads": most,
+        "reads": reads,
         **({} if encoder.settings.has_places else {"places": _places(encoder)}),
         "head": f"of {of}: {head}",
     }
 
 
 def _places(encoder: Encoder) -> str:
-    """Say how attention knows the places of tokens, if places have no vectors."""
+    """Return how attention knows the positions of tokens in an encoder without position vectors."""
     distances, rotary = encoder.settings.distances, encoder.settings.rotary
     if distances is not None:
         near = distances.span // 2
@@ -238,10 +247,11 @@ def _classes(names: list[str]) -> str:
 
 
 def print_model(model: Model, console: PlainConsole) -> None:
-    """Name, classes, alphabet, layers and card."""
+    """Print the name, classes, alphabet, layers and card of a model."""
     from ..model.fasttext import FastText
     from ..model.several import heads_of
 
+    # Begin with the facts of a network that gives one label.
     names = _names(model)
     print_fact("model", model.name, console)
     facts = {
@@ -254,11 +264,13 @@ def print_model(model: Model, console: PlainConsole) -> None:
         "scores": f"calibrated: temperature {model.temperature:.4g}" if model.is_calibrated else _NO_TEMPERATURE,
         "int8": _NO_SCALES,
     }
+
+    # Say what the scores of other models mean.
     if model.by_class is not None:
         facts["scores"] += "; then by class"
     if model.levels is not None:
         ends = (f"{model.levels.low + model.levels.step * level:g}" for level in (0, len(names) - 1))
-        off = f", off by {model.levels.spread * model.levels.step:.3g} (root mean square)"  # as its own training found
+        off = f", off by {model.levels.spread * model.levels.step:.3g} (root mean square)"  # by its training
         facts["scores"] = f"numbers from {' to '.join(ends)}{'' if model.encoder else off}; labels: the nearest level"
     if model.thresholds is not None:
         pairs = zip(names[:_MOST_NAMES], model.thresholds, strict=False)
@@ -267,6 +279,8 @@ def print_model(model: Model, console: PlainConsole) -> None:
         of_each = "; ".join(f"{head.name} {_classes(_names(head))}" for head in heads_of(model))
         facts = {("heads" if name == "classes" else name): fact for name, fact in facts.items()}
         facts |= {"heads": of_each, "scores": _OF_HEADS}
+
+    # Add or take out what depends on the parts of the model.
     if not model.has_network:
         facts["int8"] = "the same as in every precision: n-grams alone, no network"
         facts = {name: fact for name, fact in facts.items() if name not in ("alphabet", "length", "frame")}
@@ -282,6 +296,8 @@ def print_model(model: Model, console: PlainConsole) -> None:
         del facts["int8"]
     if model.preparation is not None:
         facts["prepares"] = f"each text before it reads it: {model.preparation}"
+
+    # Print all of it, with layers and card.
     console.print(facts_table(facts.items()))
     if model.has_network:
         console.print(_layers(model))
@@ -313,7 +329,10 @@ def verify(
     endpoint: Endpoint = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the totals as JSON.")] = False,
 ) -> None:
-    """Read everything in an output folder again and check it; exit code 1 and a message at the first damage."""
+    """Read everything in an output folder again and check it.
+
+    At the first damage, the command prints a message and ends with exit code 1.
+    """
     import msgspec
 
     from ..output import verify as reread
@@ -333,8 +352,9 @@ def verify(
 
 
 def _write_card(name: str, card: Path) -> None:
-    """Write the README of an output folder, or where the name ends in .json its Croissant card. Raises UsageError where
-    a file is there already.
+    """Write the README of an output folder, or its Croissant card if the name ends in .json.
+
+    Raises UsageError if the file exists already.
     """
     from ..output.folder import OutputFolder
     from ..output.object_store import place_of
@@ -354,12 +374,13 @@ def _write_card(name: str, card: Path) -> None:
 
 
 def _show_output(name: str, as_json: bool) -> None:
-    """Print the totals of a job so far, and its scores. Raises UsageError for a folder that is none of a job."""
+    """Print the totals and scores of a job so far. Raises UsageError if the folder is not the output of a job."""
     from ..labelling.counts import THRESHOLDS, kept
     from ..output.folder import OutputFolder
     from ..output.object_store import place_of
     from ..report.tables import new_table
 
+    # Read the totals that the job has recorded, or add up those of its chunks.
     folder = OutputFolder(place_of(name))
     if not folder.is_begun:
         remedy = "give one that has a _manifest.json, or a model"
@@ -373,6 +394,8 @@ def _show_output(name: str, as_json: bool) -> None:
         (names.label, labels, {label: kept(bins) for label, bins in (scores or {}).items()})
         for names, (labels, scores) in zip(manifest.fingerprint.settings.labelled, judged, strict=True)
     ]
+
+    # Print them, with a table for each model.
     if as_json:
         models = [{"column": column, "labels": labels, "kept": of_each} for column, labels, of_each in by_model]
         facts = {"finished": manifest.totals is not None, "thresholds": THRESHOLDS, "models": models}
@@ -391,7 +414,7 @@ def _show_output(name: str, as_json: bool) -> None:
 
 
 def _show_rows(name: str, other: str | None, asked: Facts, page: Path | None, as_json: bool) -> None:
-    """Print scores by value, or where two jobs differ, as `look` and `compare` have them."""
+    """Print the scores by the values of columns, as `look` finds them, or how two jobs differ, as `compare` does."""
     from ..processes.child import spare_pandas
 
     spare_pandas()
@@ -416,7 +439,7 @@ def _show_rows(name: str, other: str | None, asked: Facts, page: Path | None, as
 
 
 def _print_looked(looked: Facts) -> None:
-    """What thresholds keep, how scores are spread, and of what rows they are."""
+    """Print what thresholds keep, how the scores are distributed, and the label, length and correlation of the rows."""
     from ..output.look import QUANTILES
 
     column, values = looked["column"], [looked["all"], *looked["values"]]
@@ -433,7 +456,7 @@ def _print_looked(looked: Facts) -> None:
 
 
 def _print_compared(names: Sequence[str], told: Facts) -> None:
-    """How far two jobs agree, and rows on which they do not."""
+    """Print how far two jobs agree, and example rows on which they disagree."""
     at, (first, second) = f"{told['at']:g}", names
     cells = {"rows": "{rows:,}", "same label": "{same_label:.1%}", "corr.": "{correlation:.3f}"}
     cells |= {f"both ≥ {at}": "{both:,}", "only 1st": "{only_first:,}", "only 2nd": "{only_second:,}"}
@@ -447,7 +470,18 @@ def _print_compared(names: Sequence[str], told: Facts) -> None:
 
 
 def _print_values(column: str, values: Sequence[Facts], cells: dict[str, str]) -> None:
-    """A row for each value, the first for all. cells: by head, a format of its facts; what is missing is a dash."""
+    """Print a table with a row for each value, after a first row for all.
+
+    Parameters
+    ----------
+    column : str
+        The column of the values.
+    values : sequence of dict
+        The facts of all rows, then those of each value.
+    cells : dict of str to str
+        By table header, the format of a cell. Missing facts appear as a dash.
+
+    """
     from ..output.look import shown
     from ..report.tables import new_table
 

@@ -1,6 +1,6 @@
-"""broadsheet doctor, profile and --version: what this machine, or that cluster, has and can do.
+"""The commands `doctor` and `profile` and the facts of `--version`: what this machine or a cluster has and can do.
 
-`facts` imports no library that it names, so that it answers at once and where one of them cannot be imported.
+`facts` imports none of the libraries that it reports. So it answers at once, even if one of them cannot be imported.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from packaging.requirements import Requirement
 
 
-_PROTOCOL = "Protocol of a cluster that is started; ucx is checked only if named."
+_PROTOCOL = "Protocol of the cluster that the command starts; it checks ucx only if you name it."
 _STYLES = {"ok": "green", "warning": "yellow", "FAILURE": "bold red"}
 _PACKAGES = ("dask", "distributed", "numpy", "pyarrow")
 _CUDA = (
@@ -37,8 +37,8 @@ _CUDA = (
 _ABOUT_GPUS = ["nvidia-smi", "--query-gpu=name,compute_cap,memory.total,driver_version", "--format=csv,noheader"]
 _OURS = "broadsheet"
 _MODEL = "A shipped model's name, a file, or hf://USER/NAME."
-_BATCH = "Articles in the batch.  [default: CPU 128, GPU 4096]"
-_SEEN = "A folder that every worker should see."
+_BATCH = "Number of articles in the batch.  [default: CPU 128, GPU 4096]"
+_SEEN = "Also check that every worker can read and write this folder."
 _NOT_FOR_USERS = {"test", "test-all", "dev"}
 
 
@@ -50,9 +50,9 @@ def doctor(
     protocol: Annotated[str, in_panel("Cluster", "auto|tcp|ucx", _PROTOCOL)] = "auto",
     as_json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
 ) -> None:
-    """Check versions, GPUs, kernels, network, security, folders and clocks: a verdict and a remedy for each.
+    """Check versions, GPUs, kernels, network, security, folders and clocks, and say how to mend what is wrong.
 
-    Exit code 1 if a check fails, else 0; warnings do not count.
+    The exit code is 1 if a check fails, else 0. Warnings do not count.
     """
     if scheduler_file and (cluster or protocol != "auto"):
         raise UsageError("--scheduler-file excludes --cluster and --protocol")
@@ -94,9 +94,9 @@ def profile(
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the picture.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
-    """Measure each kernel, alone and in the stream, and say what bounds it.
+    """Measure each kernel, alone and within the whole computation, and say what bounds it.
 
-    What the device can reach is measured in the same run. The text is random, its lengths are those of AG News.
+    The same run measures the peak of the device. The texts are random; their lengths are those of AG News.
     """
     if plot and find_spec("matplotlib") is None:
         raise UsageError(f"--plot needs Matplotlib: {install('report')}")
@@ -116,7 +116,7 @@ def profile(
 
 
 def facts() -> Iterator[tuple[str, str]]:
-    """Facts for a bug report: the name and the value of each."""
+    """Yield the facts for a bug report, each with its name and its value."""
     yield "Python", f"{platform.python_version()} ({platform.python_implementation()}), {sys.executable}"
     yield "platform", f"{platform.platform()}, {platform.machine()}"
     yield "packages", ", ".join(_installed(_PACKAGES))
@@ -133,7 +133,7 @@ def _installed(names: tuple[str, ...]) -> Iterator[str]:
 
 
 def _blas() -> str:
-    """The library that NumPy's wheel brings: version, and the code that it chose for this processor."""
+    """Return name and version of the BLAS library in NumPy's wheel, and the code path it chose for this processor."""
     from threadpoolctl import threadpool_info
 
     numpy = find_spec("numpy")
@@ -156,7 +156,7 @@ def _gpus() -> str:
 
 
 def _extras() -> Iterator[str]:
-    """The extras of which every package is installed."""
+    """Yield the extras whose packages are all installed."""
     from packaging.requirements import Requirement
 
     required = [Requirement(line) for line in requires(_OURS) or ()]

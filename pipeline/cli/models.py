@@ -1,4 +1,4 @@
-"""broadsheet calibrate, quantise, convert, export and push: a model in, and a model, or a file of another kind, out."""
+"""The commands `calibrate`, `convert`, `recipes` and `push`, which change, convert, prepare and upload models."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from .flags import Device, OneModel, Output, Overwrite, Precision, Texts, in_pan
 if TYPE_CHECKING:
     from ..model.charcnn import Model
 
-_LABELLED = "Labelled articles that the model was not trained on: files, folders, globs or URLs."
+_LABELLED = "Labelled texts that the model was not trained on: files, folders, globs or URLs."
 _HELD_OUT = "Use only the rows of DATA that `train --hold-out SHARE` kept out."
-_LABEL = "Column with the true class, by name or number.  [default: that of the training]"
-_BY_CLASS = "Also fit the scores of each class that has 100 rows or more by themselves."
+_LABEL = "Column with the true class, by name or number.  [default: as in training]"
+_BY_CLASS = "Also fit the scores of each class with at least 100 rows separately."
 _INT8 = "Prepare the model for `--precision int8`."
-_AGREEMENT = "Share of labels that stay where the network is asked about some texts only."
-_TOP = "Of a chain: find the texts with the highest scores, such as 10%, in place of keeping labels."
-_TOP_OF = "The class by whose score."
-_RECALL = "How many of the --top texts the encoder is to be asked about at least."
-_FROM = "A file: fastText's .bin or .ftz, a params.bin, a .safetensors; or an encoder's folder or hf://USER/NAME."
-_PREPARATION = "What is done to texts first: a recipe's name, or a JSON file of steps."
-_JOIN = "Template of the columns that make a text, '{url}\\n\\n{text}'."
-_CLASSES = "Class names for a params.bin.  [default: of params.bin.json, or 0, 1, …]"
-_ALPHABET = "Alphabet for a params.bin.  [default: of params.bin.json, or published]"
+_AGREEMENT = "Share of labels that must stay the same when the model asks its network about some texts only."
+_TOP = "For a chain: fit it to find this share of texts, those with the highest scores, such as 10%."
+_TOP_OF = "With --top, the class whose scores count."
+_RECALL = "Least share of the --top texts that the encoder must read."
+_FROM = "A .safetensors, a params.bin, fastText's .bin or .ftz; or an encoder's folder or hf://USER/NAME."
+_PREPARATION = "How to prepare each text: the name of a recipe, or a JSON file of steps."
+_JOIN = "Template that makes a text of columns, such as '{url}\\n\\n{text}'."
+_CLASSES = "Class names for a params.bin.  [default: those in params.bin.json, or 0, 1, …]"
+_ALPHABET = "Alphabet for a params.bin.  [default: that in params.bin.json, or the published one]"
 
 
 @with_options(READ)
@@ -52,12 +52,13 @@ def calibrate(
     overwrite: Overwrite = False,
     **flags: Any,
 ) -> None:
-    """Make scores probabilities: of the labels with a score of 0.9, 90 % are then right.
+    """Turn scores into probabilities: about 90 % of the labels with a score of 0.9 are then right.
 
-    All logits are divided by one number, the temperature, which is found here, and changes no label. For a model with
-    n-grams, so is the margin below which its network is asked (`--network`). `train` does this itself, on the rows that
-    it holds out. With --int8, the scales of 8-bit activations are found too, on about 2,048 rows; labels are not needed
-    for them.
+    The command finds the temperature, one number by which the model then divides all logits. It changes no label. For a
+    model with n-grams, it also finds the margin below which the model asks its network (see --network of classify).
+    `train` does both itself, on the rows that it holds out.
+
+    With --int8, the command also finds the scales of 8-bit activations, on about 2,048 rows. These need no labels.
     """
     from ..evaluation import fitting
     from ..evaluation.chain import promised
@@ -69,19 +70,22 @@ def calibrate(
     from ..source.rows.label_map import unmatched_line
     from .evaluate import chosen_columns
 
+    # Find the activation scales for int8, which need no labels.
     refuse_outputs({"-o": output}, overwrite, lambda: [model, *local_paths(Paths(data))])
     read: dict[str, Any] = {"text_column": text_column or (), **keywords(flags, READ)}
-    begun: Any = model
+    model_to_fit: Any = model
     if int8:
-        begun = fitting.quantise(model, Paths(data), **read)
-        begun.save(output)
-        say(f"{output}: activation scales found on {begun.card['scales found on']['rows']:,} rows, for int8")
+        model_to_fit = fitting.quantise(model, Paths(data), **read)
+        model_to_fit.save(output)
+        say(f"{output}: activation scales found on {model_to_fit.card['scales found on']['rows']:,} rows, for int8")
     if label_column is None and int8:
         return
+
+    # Find the temperature, and the margin of a model with n-grams.
     read |= {"held_out": held_out, "agreement": agreement, "device": device, "precision": precision}
     read |= {"label_column": label_column, "by_class": by_class, "top": top, "top_of": top_of, "recall": recall}
     read["progress"] = Phases(PlainConsole(stderr=True))
-    loaded = load_model(begun)
+    loaded = load_model(model_to_fit)
     if not (loaded.encoder is not None and loaded.cascade is not None):  # a chain needs no labels
         read |= chosen_columns(loaded, text_column, label_column, keywords(flags, READ))
     calibrated = fitting.calibrate(loaded, Paths(data), **read)
@@ -89,6 +93,8 @@ def calibrate(
     if "promise" in calibrated.card.get(cascade.CARD, {}):
         say(f"{output}: {promised(calibrated.card[cascade.CARD])}")
         return
+
+    # Report what was found, and how much it helps.
     about = calibrated.card[CARD]
     found = f"temperature {about.get('left out', calibrated.temperature):.3f}, fitted on {about['rows']:,} rows"
     if left_out := about.get(fitting.LEFT_OUT_CARD):
@@ -115,25 +121,30 @@ def _say_figures(about: dict[str, Any], before: str = "before", after: str = "af
 
 def convert(
     given: Annotated[str, typer.Argument(metavar="FROM", help=_FROM, show_default=False)],
-    target: Annotated[Path, typer.Argument(metavar="TO", help="The .safetensors, .bin or .onnx to write.")],
+    target: Annotated[Path, typer.Argument(metavar="TO", help="The .safetensors, .bin or .onnx file to write.")],
     classes: Annotated[str | None, typer.Option(metavar="A,B,…", help=_CLASSES)] = None,
     alphabet: Annotated[str | None, typer.Option(metavar="SYMBOLS", help=_ALPHABET)] = None,
     preparation: Annotated[str | None, typer.Option(metavar="RECIPE", help=_PREPARATION)] = None,
     join: Annotated[str | None, typer.Option(metavar="TEMPLATE", help=_JOIN)] = None,
     overwrite: Overwrite = False,
 ) -> None:
-    """Write a model as a file of another kind: safetensors, ONNX, or a params.bin (tensors as flat fp32).
+    """Convert a model to another format: safetensors, ONNX, or a params.bin (tensors as flat fp32).
 
-    With --preparation, a .safetensors file has what is done to texts before the model reads them, which `broadsheet
-    recipes` lists for published models; with --join, the template by which every command then makes its texts.
+    A .safetensors file may also store, with --preparation, what is done to each text before the model reads it
+    (`broadsheet recipes` lists what published models need), and with --join the template by which every command makes
+    a text of several columns.
 
-    A params.bin has no place for class names, alphabet, frame and card: they are in a file next to it, params.bin.json.
-    The graph of an ONNX file takes `ids`, uint8 [N, length], which `broadsheet.onnx_inputs` makes of texts, and gives
-    `scores`; they are compared with ours on 1,000 texts.
+    A params.bin has no place for class names, alphabet, frame and card. The command writes them to a file next to it,
+    params.bin.json.
+
+    The graph of an ONNX file takes `ids`, uint8 [N, length], which `broadsheet.onnx_inputs` makes of texts, and returns
+    `scores`. The command compares these with its own on 1,000 texts.
     """
     if target.suffix == ".onnx":
         _export(given, target, overwrite)
         return
+
+    # Refuse options that the target cannot store, and files that would be replaced.
     source = Path(given)
     from ..model import encoder_file, fasttext_file, model_file
     from ..model.charcnn import Model, load_model
@@ -148,6 +159,8 @@ def convert(
     kinds = source.suffix, target.suffix
     beside = model_file.sidecar_path(target) if target.suffix == ".bin" else None
     refuse_outputs({"TO": target, "its sidecar": beside}, overwrite, lambda: [str(source), f"{source}.json"])
+
+    # Read the model in its own format, and make the content of each target file.
     try:
         is_whole = given.startswith(model_file.HUB) or encoder_file.is_folder(source)
         if target.suffix == ".safetensors" and (is_whole or fasttext_file.is_fasttext(source)):
@@ -175,6 +188,8 @@ def convert(
         raise UsageError(f"{source} cannot be read: {cause(error)}") from error
     except ValueError as error:
         raise UsageError(f"{source}: {error}") from error
+
+    # Add preparation and template, and write the files.
     if preparation is not None:
         files = {target: prepared(Model.from_bytes(files[target], given), preparation).to_bytes()}
     if join is not None:
@@ -182,6 +197,8 @@ def convert(
     for path, content in files.items():
         write_file(path, content)
         say(f"{path}: {len(content):,} bytes")
+
+    # Say what a params.bin does not hold.
     if kinds[1] == ".bin" and model.scales is not None:
         say("A params.bin has no activation scales, for --precision int8: broadsheet calibrate --int8 finds them again")
     if kinds[1] == ".bin" and (model.temperature != 1 or model.by_class is not None):
@@ -197,10 +214,10 @@ def convert(
 
 
 def recipes() -> None:
-    """Print the preparations of published models: with each its source, licence, labels, steps and threshold.
+    """List how published models prepare texts: the source, licence, labels, steps and threshold of each recipe.
 
-    `broadsheet convert MODEL OUT.safetensors --preparation NAME` keeps one in the model's file; `classify --model MODEL
-    --preparation NAME` uses it once.
+    `broadsheet convert MODEL OUT.safetensors --preparation NAME` stores a recipe in the model's file.
+    `broadsheet classify --model MODEL --preparation NAME` uses it once.
     """
     from textwrap import fill
 
@@ -229,13 +246,13 @@ def _export(model: str, target: Path, overwrite: bool) -> None:
 
 def push(
     model: Annotated[str, typer.Argument(metavar="MODEL", help="A shipped model's name, or a file.")],
-    repository: Annotated[str, typer.Argument(metavar="USER/NAME", help="The repository; made if it is not there.")],
+    repository: Annotated[str, typer.Argument(metavar="USER/NAME", help="The repository on the Hub; created if new.")],
     private: Annotated[bool, typer.Option("--private", help="Make the repository private, if it is new.")] = False,
-    message: Annotated[str, typer.Option(metavar="TEXT", help="Message of the commit.")] = "A model",
+    message: Annotated[str, typer.Option(metavar="TEXT", help="Commit message.")] = "A model",
 ) -> None:
-    """Upload a model to the Hugging Face Hub, with a card made from its own.
+    """Upload a model to the Hugging Face Hub, with a model card.
 
-    Log in by `hf auth login` first. Afterwards `--model hf://USER/NAME` is the model, for every command.
+    Log in with `hf auth login` first. Afterwards every command takes the model as `--model hf://USER/NAME`.
     """
     from ..ecosystem import push as hub
 
@@ -243,9 +260,9 @@ def push(
 
 
 def to_params(model: Model) -> bytes:
-    """The parameter file of a model, which lacks alphabet, class names and frame: its sidecar keeps them.
+    """Return a model as a params.bin, which lacks alphabet, class names and frame. The file next to it stores these.
 
-    Raises ModelError for another length.
+    Raises ModelError for a model without a network, or with another length than the published one.
     """
     from ..model.layers import PUBLISHED_LENGTH
 
@@ -258,7 +275,7 @@ def to_params(model: Model) -> bytes:
 
 
 def _model_of(params: Path, classes: str | None, alphabet: str | None) -> Model:
-    """The model of a parameter file; what the options say goes before what its sidecar says."""
+    """Return the model of a params.bin. Classes and alphabet of the options precede those of the file next to it."""
     from ..model import model_file
     from ..model.alphabet import PUBLISHED
     from ..model.charcnn import from_params

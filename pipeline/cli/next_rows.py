@@ -1,4 +1,4 @@
-"""broadsheet next: the rows to label next."""
+"""The command `next`, which chooses the rows to label next."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from ..storage.disk import refuse_outputs
 from .flags import OneModel, Overwrite, Texts, in_panel, keywords, with_options
 from .tables import write_rows
 
-_LABEL = "Column with labels: rows that have one are left out."
-_ID = "Column that identifies a row, to copy."
-_DECIDED = "Leave out rows with a decision in this file."
+_LABEL = "Column with labels; rows that have a label are left out."
+_ID = "Column that identifies a row, to copy to FILE.csv."
+_DECIDED = "File of `review` with decisions; rows in it are left out."
 
 
 @with_options(SCORE)
 def command(
     model: OneModel,
-    data: Annotated[list[str], typer.Argument(metavar="DATA", help="Files, folders, globs or URLs.")],
+    data: Annotated[list[str], typer.Argument(metavar="DATA", help="Texts: files, folders, globs or URLs.")],
     output: Annotated[Path, typer.Option("-o", "--output", metavar="FILE.csv", help="The file to write.")],
-    count: Annotated[int, typer.Option("--count", metavar="N", min=1, help="How many rows.")] = 100,
+    count: Annotated[int, typer.Option("--count", metavar="N", min=1, help="Number of rows to choose.")] = 100,
     text_column: Texts = None,
     label_column: Annotated[str | None, in_panel("Input", "NAME", _LABEL)] = None,
     id_column: Annotated[str | None, in_panel("Input", "NAME", _ID)] = None,
@@ -32,13 +32,13 @@ def command(
     overwrite: Overwrite = False,
     **flags: Any,
 ) -> None:
-    """Choose the rows whose labels would help the model most: it is unsure of them, and they stand for others.
+    """Choose the rows whose labels would help the model most.
 
-    Decide them with `broadsheet review FILE.csv`, or in a spreadsheet in the column `decision`. Then train once more,
-    with `--corrections`.
+    The model is unsure of these rows, and they are typical of others. Give their labels with `broadsheet review
+    FILE.csv`, or in a spreadsheet in the column `decision`. Then train again, with --corrections FILE.csv.
     """
     try:
-        import scipy  # noqa: F401 - its sparse arrays hold the words of texts
+        import scipy  # noqa: F401 - the words of texts are in its sparse arrays
 
         from ..curation.next_rows import next_rows
     except ModuleNotFoundError as error:

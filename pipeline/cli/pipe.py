@@ -1,4 +1,4 @@
-"""broadsheet classify … -o -: labels on stdout, as they come."""
+"""The command `classify … -o -`, which writes the labels to stdout as soon as it has them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _OF_JOBS = ("resume", "overwrite", "update", "partition_by", "part_rows", "profi
 
 
 def source_of(inputs: list[str], kind: str | None) -> Paths | Stdin:
-    """The inputs of a command, or what is piped in where they are `-`. Raises UsageError where that is not there."""
+    """Return the inputs of a command, or stdin if the input is `-`. Raises UsageError if stdin is closed."""
     from ..source.inputs import Paths
     from ..source.memory.stdin import Stdin
 
@@ -41,7 +41,7 @@ def source_of(inputs: list[str], kind: str | None) -> Paths | Stdin:
 
 
 def refuse_options(options: dict[str, Any], connection: dict[str, Any], as_json: bool) -> None:
-    """Raise UsageError for an option of jobs, which have a folder and a cluster."""
+    """Raise UsageError for an option that needs the folder or the cluster of a job."""
     given = {f"--{name.replace('_', '-')}": options.get(name) for name in _OF_JOBS}
     given |= {"--cluster": connection["where"] != "auto", "--protocol": connection["protocol"] != "auto"}
     given |= {"--tls/--no-tls": connection["tls"] is not None, "--nsys": connection["nsys"]}
@@ -51,13 +51,15 @@ def refuse_options(options: dict[str, Any], connection: dict[str, Any], as_json:
 
 
 def run(source: Paths | Stdin, model: list[str], options: dict[str, Any], quiet: bool) -> None:
-    """Write the labels to stdout; nothing else goes there. A closed pipe, Ctrl-C or SIGTERM ends the process at once,
-    without a word, as they end other filters.
+    """Write the labels, and nothing else, to stdout.
+
+    A closed pipe, Ctrl-C or SIGTERM ends the process at once and without a message, like other filters.
     """
     from ..job.pipe import KINDS, pipe
     from ..options import TABLE, Options
     from ..report.summary import doubt_line, encoding_hint, left_out_line, too_many_quarantined, too_many_unread
 
+    # Label the input.
     kind = options.get("format", KINDS[0])
     if kind not in KINDS:
         raise UsageError(f"--format {kind}: to stdout it is {' or '.join(KINDS)}")
@@ -65,6 +67,8 @@ def run(source: Paths | Stdin, model: list[str], options: dict[str, Any], quiet:
         raise UsageError("stdout is closed: there is nowhere to write the labels")
     with _ended_by_signals():
         piped = pipe(source, print_rows, model=model, options=Options(**options), kind=kind)
+
+    # Report what was not read, and what exceeds a limit.
     for message in (*piped.problems, *([left_out_line(piped.left_out)] if piped.left_out else ())):
         say(f"broadsheet: {message}", error=True)
     limits = {name: options.get(name, TABLE[name].default) for name in ("max_quarantined", "max_unread")}
@@ -75,6 +79,8 @@ def run(source: Paths | Stdin, model: list[str], options: dict[str, Any], quiet:
     )
     for line in filter(None, beyond):
         say(f"broadsheet: {line}", error=True)
+
+    # Print the summary and remarks.
     if not quiet:
         bad = piped.rows_quarantined
         for remark in (
@@ -107,10 +113,10 @@ def _summary(piped: Piped) -> str:
 
 @contextmanager
 def _ended_by_signals() -> Iterator[None]:
-    """Signals do what they do by default, except those that the shell has set to be ignored."""
+    """Let signals end the process by their default action, except those that the shell has set to be ignored."""
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGPIPE)}
     for number, handler in before.items():
-        if handler is not signal.SIG_IGN or number == signal.SIGPIPE:  # Python itself ignores the last
+        if handler is not signal.SIG_IGN or number == signal.SIGPIPE:  # Python itself ignores SIGPIPE
             signal.signal(number, signal.SIG_DFL)
     try:
         yield

@@ -1,4 +1,4 @@
-"""broadsheet serve: labels on request, over HTTP."""
+"""The command `serve`, which labels the texts of requests over HTTP."""
 
 from __future__ import annotations
 
@@ -17,12 +17,15 @@ from .flags import in_panel, keywords, with_options
 
 _NEEDED = ("starlette", "uvicorn", "uvloop", "httptools", "prometheus_client")
 _LEAST_TOKEN = 16
-_MODELS = "A shipped model, or a file under a name; several may be given, the default first.  [default: ag-news]"
-_PORT = "Port; 0: any free one, which the log names."
-_ENGINES = "An engine on each worker of a Dask cluster: local, cuda, slurm, or a scheduler's address."
-_ORIGIN = "Let pages of this origin call the server from a browser; * for all."
-_PROCESSES = "Processes that read and answer requests.  [default: 1 on a CPU, else half the cores, 8 at most]"
-_TARGET = "A request that could not be answered in this time is refused.  [default: 20, on a CPU 100]"
+_MODELS = "A shipped model, or NAME=PATH for a file; may be repeated, the default first.  [default: ag-news]"
+_CERTIFICATE = "Serve HTTPS with this certificate: a PEM file with its chain."
+_KEY = "Key of the certificate: a PEM file, if the key is not in the same one."
+_QUEUE = "Most texts that may wait; requests with more are refused."
+_PORT = "Port to listen at; 0: any free one, which the log names."
+_ENGINES = "Compute on the workers of a Dask cluster: local, cuda, slurm, or a scheduler's address."
+_ORIGIN = "Let web pages of this origin call the server; may be repeated; * for all."
+_PROCESSES = "Processes that read and answer requests.  [default: 1 on a CPU; else half the cores, at most 8]"
+_TARGET = "Refuse a request that cannot be answered in this time.  [default: 20, on a CPU 100]"
 _cluster, _security, _limit, _log = (partial(in_panel, panel) for panel in ("Cluster", "Security", "Limits", "Log"))
 
 
@@ -32,33 +35,36 @@ def command(
     host: Annotated[str, typer.Option(metavar="ADDRESS", help="Address to listen at.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(metavar="N", min=0, max=65535, help=_PORT)] = 8000,
     target_ms: Annotated[float | None, _limit("MS", _TARGET, min=1)] = None,
-    token_file: Annotated[Path | None, _security("FILE", "File with a token that every request must show.")] = None,
-    admin_token_file: Annotated[Path | None, _security("FILE", "Token file for requests to reload models.")] = None,
+    token_file: Annotated[Path | None, _security("FILE", "File with a token that every request must send.")] = None,
+    admin_token_file: Annotated[Path | None, _security("FILE", "The same, for requests that reload models.")] = None,
     cluster: Annotated[str | None, _cluster("WHERE", _ENGINES)] = None,
-    scheduler_file: Annotated[Path | None, _cluster("FILE", "The same, with a running scheduler's file.")] = None,
-    insecure: Annotated[bool, _security("", "Without a token, let everyone beyond here ask.", "--insecure")] = False,
-    tls_certificate: Annotated[Path | None, _security("FILE", "Certificate with its chain, PEM: serve HTTPS.")] = None,
-    tls_key: Annotated[Path | None, _security("FILE", "Its key, a PEM file, if it is not in the same file.")] = None,
+    scheduler_file: Annotated[Path | None, _cluster("FILE", "The same, with the file of a running scheduler.")] = None,
+    insecure: Annotated[bool, _security("", "Let other machines send requests without a token.", "--insecure")] = False,
+    tls_certificate: Annotated[Path | None, _security("FILE", _CERTIFICATE)] = None,
+    tls_key: Annotated[Path | None, _security("FILE", _KEY)] = None,
     allow_origin: Annotated[list[str] | None, _security("ORIGIN", _ORIGIN)] = None,
     http_processes: Annotated[int | None, _limit("N", _PROCESSES, min=1, max=64, show_default=False)] = None,
-    drain_s: Annotated[float, _limit("S", "Seconds after SIGTERM to answer requests that have come.", min=1)] = 30.0,
-    max_queue: Annotated[int, _limit("TEXTS", "Texts that may wait; else requests are refused.", min=1)] = 100_000,
-    max_texts: Annotated[int, _limit("N", "Texts in one request.", min=1)] = 10_000,
-    max_body_mb: Annotated[int, _limit("MB", "Megabytes of one request.", min=1, max=1024)] = 32,
-    max_connections: Annotated[int, _limit("N", "Connections at a time.", min=1)] = 1024,
-    head_s: Annotated[float, _limit("S", "Seconds in which the head of a request must arrive.", min=0.1)] = 10.0,
-    body_s: Annotated[float, _limit("S", "Seconds in which its body must arrive.", min=0.1)] = 60.0,
+    drain_s: Annotated[float, _limit("S", "Seconds after SIGTERM to finish the answers.", min=1)] = 30.0,
+    max_queue: Annotated[int, _limit("TEXTS", _QUEUE, min=1)] = 100_000,
+    max_texts: Annotated[int, _limit("N", "Most texts in one request.", min=1)] = 10_000,
+    max_body_mb: Annotated[int, _limit("MB", "Most megabytes of one request.", min=1, max=1024)] = 32,
+    max_connections: Annotated[int, _limit("N", "Most connections at a time.", min=1)] = 1024,
+    head_s: Annotated[float, _limit("S", "Seconds in which the headers of a request must arrive.", min=0.1)] = 10.0,
+    body_s: Annotated[float, _limit("S", "Seconds in which the body of a request must arrive.", min=0.1)] = 60.0,
     idle_s: Annotated[int, _limit("S", "Seconds after which an idle connection is closed.", min=1)] = 75,
     log_format: Annotated[str, _log("text|json", "Format of the log, which goes to stderr.")] = "text",
     log_requests: Annotated[bool, _log("", "Log a line for each request.", "--log-requests/--no-log-requests")] = True,
-    log_texts: Annotated[bool, _log("", "Log the texts of requests too.", "--log-texts")] = False,
+    log_texts: Annotated[bool, _log("", "Also log the texts of requests.", "--log-texts")] = False,
     **flags: Any,
 ) -> None:
     """Answer requests for labels over HTTP, until SIGTERM or Ctrl-C.
 
-    The log, on stderr, says where it listens. At that address: a page to try a text, /docs, /metrics. The signal SIGHUP
-    loads the models' files again. Exit code 0: all requests were answered. 2: wrong usage. 1: any other error.
+    The log, on stderr, says at which address the server listens. Open it in a browser to label a text. /docs describes
+    all requests, /metrics has figures for Prometheus. SIGHUP makes the server load the files of its models again.
+
+    Exit codes: 0: the server has answered all requests. 1: an error. 2: wrong usage.
     """
+    # Refuse missing packages and options that contradict each other.
     missing = [name for name in _NEEDED if find_spec(name) is None]
     if missing:
         raise UsageError(f"serving needs {missing[0]}: {install('serve')}")
@@ -75,6 +81,8 @@ def command(
         raise UsageError(f"--log-format {log_format}: choose text or json")
     if tls_key and not tls_certificate:
         raise UsageError("--tls-key goes with --tls-certificate")
+
+    # Let other machines in only with a token, or if the user insists.
     token = None if token_file is None else _token(token_file)
     if not is_loopback(host):
         if token is None and not insecure:
@@ -86,6 +94,8 @@ def command(
             say(f"broadsheet: warning: whoever can reach {host} may ask: there is no token (--insecure)", error=True)
         elif tls_certificate is None:
             say("broadsheet: warning: without --tls-certificate, token and texts can be read on the way", error=True)
+
+    # Serve, with engines on this machine or on a cluster.
     limits: dict[str, Any] = {"max_queue": max_queue, "max_texts": max_texts, "max_connections": max_connections}
     limits |= {"drain_s": drain_s, "head_s": head_s, "body_s": body_s, "idle_s": idle_s}
     settings = Settings(
@@ -115,7 +125,7 @@ def command(
 
 
 def _origins(given: list[str]) -> tuple[str, ...]:
-    """The origins of pages that may call the server. Raises UsageError for what is none."""
+    """Return the origins of pages that may call the server. Raises UsageError for a text that is not an origin."""
     for origin in given:
         parts = urlsplit(origin)
         if origin != "*" and (parts.scheme not in ("http", "https") or origin != f"{parts.scheme}://{parts.netloc}"):
@@ -124,7 +134,7 @@ def _origins(given: list[str]) -> tuple[str, ...]:
 
 
 def _models(given: list[str]) -> dict[str, str]:
-    """The sources of the models by name."""
+    """Return the sources of the models by name. Raises UsageError for a wrong or repeated name."""
     sources: dict[str, str] = {}
     for argument in given:
         name, _, source = argument.partition("=")
@@ -137,7 +147,7 @@ def _models(given: list[str]) -> dict[str, str]:
 
 
 def _token(file: Path) -> str:
-    """What a token file holds, but for white space at its ends."""
+    """Return the token in a file, without white space at its ends. Raises UsageError for a file without a token."""
     try:
         token = file.read_text().strip()
     except (OSError, UnicodeDecodeError) as error:

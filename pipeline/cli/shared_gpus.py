@@ -1,4 +1,4 @@
-"""Whether the command starts two workers on each GPU: for a long job of a fast model."""
+"""Decides whether the command starts two workers on each GPU, which helps a long job of a fast model."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from typing import Any
 from ..storage.names import is_url
 
 _LONG_BYTES = 32 << 30
-"""Bytes of input from which on a second worker on each GPU saves more time than it takes to start: some seconds."""
+"""Bytes of input from which a second worker on each GPU saves more time than the few seconds that it takes to start."""
 
 
 def is_long(inputs: Sequence[str]) -> bool:
-    """Whether the input may be so large that two workers on each GPU are worth their start.
+    """Return whether the input may be so large that a second worker on each GPU saves time.
 
     Parameters
     ----------
     inputs : sequence of str
-        Files, folders, globs or URLs. What a URL names is taken for large, since to list it takes as long as a worker
-        takes to start.
+        Files, folders, globs or URLs. Input with a URL counts as large, since listing it would take as long as
+        starting a worker.
 
     """
     if any(is_url(name) for name in inputs):
@@ -34,7 +34,7 @@ def is_long(inputs: Sequence[str]) -> bool:
 
 
 def _sizes(inputs: Sequence[str]) -> Iterator[int]:
-    """The sizes in bytes of local files; the job itself reports a file that it cannot open."""
+    """Yield the sizes of local files in bytes. Missing files are ignored, because the job itself reports them."""
     for name in inputs:
         for path in [name] if os.path.exists(name) else iglob(name, recursive=True):
             files = [path]
@@ -46,7 +46,9 @@ def _sizes(inputs: Sequence[str]) -> Iterator[int]:
 
 
 def workers_for_gpus(models: Sequence[str], options: dict[str, Any], gpus: int) -> int | None:
-    """Two workers for each GPU where the models are fast and both fit; None for the default, one for each.
+    """Return a number of workers that gives each GPU two, if the models are fast and the GPUs can be shared.
+
+    None stands for the default, one worker for each GPU.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""Arrow tables as CSV files that the user named."""
+"""Writes Arrow tables to CSV files that the user named."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def write_rows(file: Path, rows: pa.Table) -> None:
-    """Write a CSV file whole. Raises OutputError."""
+    """Write rows to a CSV file. Raises OutputError if the whole file cannot be written."""
     import pyarrow as pa
     import pyarrow.csv as pa_csv
 

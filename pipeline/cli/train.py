@@ -1,4 +1,4 @@
-"""broadsheet train: labelled articles in, a model file out."""
+"""The command `train`, which makes a model file from labelled texts."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from .tables import write_rows
 if TYPE_CHECKING:
     from distributed import Client
 
-_DATA = "Files, folders, globs or URLs, read as `classify` reads them."
+_DATA = "Labelled texts: files, folders, globs or URLs, in the formats of `classify`."
 _recipe, _soft, _cluster, _report = (
     partial(in_panel, panel) for panel in ("Recipe", "Scores of other models", "Cluster", "Report")
 )
@@ -37,36 +37,39 @@ def command(
     ] = None,
     data: Annotated[list[str] | None, typer.Argument(metavar="DATA", help=_DATA, show_default=False)] = None,
     epochs: Annotated[int | None, _recipe("N", "Passes over the data.  [default: 80]")] = None,
-    batch_size: Annotated[int | None, _recipe("N", "Articles per step.  [default: by the rows]")] = None,
-    learning_rate: Annotated[float | None, _recipe("RATE", "Highest rate of the run.  [default: by the rows]")] = None,
+    batch_size: Annotated[int | None, _recipe("N", "Articles per step.  [default: by number of rows]")] = None,
+    learning_rate: Annotated[float | None, _recipe("RATE", "Highest rate.  [default: by number of rows]")] = None,
     set_: Annotated[list[str] | None, _recipe("NAME=VALUE", "Any other setting of the recipe.", "--set")] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace model, checkpoint and plot.")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what is odd in the rows.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Report odd rows only; do not train.")] = False,
     teacher: Annotated[
         list[str] | None,
-        _soft("WHAT", "Learn its scores too: a model, a sentence encoder, or MODULE:FUNCTION; of several, the mean."),
+        _soft("WHAT", "Learn from the scores of a model, a sentence encoder or MODULE:FUNCTION; of several, the mean."),
     ] = None,
     soft_labels: Annotated[
-        list[str] | None, _soft("COLUMN", "Learn these probabilities: a column of lists, or one for each class.")
+        list[str] | None, _soft("COLUMN", "Learn from probabilities: a column of lists, or a column for each class.")
     ] = None,
-    soft_share: Annotated[float, _soft("SHARE", "How much its soft label counts, where a row has a label too.")] = 0.5,
-    unlabelled: Annotated[list[str] | None, _soft("DATA", "More text, for a --teacher to label.")] = None,
+    soft_share: Annotated[float, _soft("SHARE", "Weight of the soft label of a row that also has a label.")] = 0.5,
+    unlabelled: Annotated[list[str] | None, _soft("DATA", "Texts without labels, which a --teacher labels.")] = None,
     cluster: Annotated[
-        str | None, _cluster("WHERE", "Train on workers: local, cuda, slurm, or a scheduler's address.")
+        str | None, _cluster("WHERE", "Train on workers: local, cuda, slurm, or the address of a scheduler.")
     ] = None,
     scheduler_file: SchedulerFile = None,
-    note: Annotated[str | None, _report("TEXT", "A line for the model card.")] = None,
+    note: Annotated[str | None, _report("TEXT", "A line to add to the model card.")] = None,
     plot: Annotated[Path | None, _report("FILE.png", "Draw the training curve.")] = None,
     suspects: Annotated[
-        Path | None, _report("FILE.csv", "Write the rows whose label is probably wrong, the most probable first.")
+        Path | None, _report("FILE.csv", "Write the rows whose label is probably wrong, the most doubtful first.")
     ] = None,
     quiet: Quiet = False,
     **flags: Any,
 ) -> None:
-    """Train a model on labelled texts: n-grams, and with a GPU the network too.
+    """Train a model on labelled texts.
 
-    The defaults are the recipe of the shipped model, or one for few rows.
-    n-grams need scikit-learn, which the extra `train` has, and the network PyTorch, of `train-network`.
+    The model has n-grams, and with a GPU also a network. The default settings are those of the shipped model, or
+    settings for few rows.
+
+    n-grams need scikit-learn, which the extra `train` installs. The network needs PyTorch, which the extra
+    `train-network` installs.
     """
     try:
         from ..train import CHECKPOINT, Recipe, odd_rows, train
@@ -77,6 +80,7 @@ def command(
         raise UsageError(f"training needs scikit-learn ({error}): {install('train')}") from error
     from ..source.inputs import Paths, local_paths
 
+    # Refuse options that do not go together, and find the data.
     if plot and find_spec("matplotlib") is None:
         raise UsageError(f"--plot needs Matplotlib: {install('train')}")
     options = keywords(flags, TRAIN)
@@ -88,12 +92,16 @@ def command(
         raise UsageError("name DATA to learn: labelled texts, or with --teacher any")
     if "id_column" in options and not suspects:
         raise UsageError("--id-column is for --suspects, which keeps it beside each row: add --suspects FILE")
+
+    # Gather the files to read, and make the objects that `train` takes.
     options["suspects"] = suspects is not None
     resume = options.get("resume", False)
     read = [*data, *options.get("test", ()), *(unlabelled or ())]
     models = [*(teacher or ()), *(str(options[name]) for name in ("init", "alphabet") if name in options)]
     models += chosen_vectors(options.get("vectors"), 0)
     _resolve_inputs(options, teacher or (), soft_labels or (), unlabelled, soft_share)
+
+    # Only report oddities, or refuse to replace files.
     if dry_run:
         print_oddities(odd_rows(Paths(data), **options), PlainConsole())
         return
@@ -108,10 +116,12 @@ def command(
             raise UsageError(f"{checkpoint} is of a run that did not end: {remedy}")
         say(f"broadsheet: {checkpoint} is replaced: a run that did not end is lost", error=True)
         checkpoint.unlink()
+
+    # Train, and keep the checkpoint of an interrupted run.
     given = {"epochs": epochs, "batch_size": batch_size, "learning_rate": learning_rate}
     settings = [f"{name}={value}" for name, value in given.items() if value is not None] + (set_ or [])
     is_fine_tuning = bool(options.get("fine_tune"))
-    epochs = 0 if is_fine_tuning else Recipe().with_settings(settings).epochs  # it says how many it needs
+    epochs = 0 if is_fine_tuning else Recipe().with_settings(settings).epochs  # fine-tuning reports how many
     watch = TrainingProgress(PlainConsole(stderr=True, quiet=quiet), epochs, "encoder" if is_fine_tuning else "network")
     about: dict[str, Any] = {"command": shlex.join(["broadsheet", *sys.argv[1:]])}
     if note:
@@ -128,6 +138,8 @@ def command(
         raise
     finally:
         watch.stop()
+
+    # Write the model, the suspects and the plot.
     trained.model.save(output)
     checkpoint.unlink(missing_ok=True)
     watch.finish(trained, output)
@@ -148,14 +160,14 @@ def _resolve_inputs(
     unlabelled: list[str] | None,
     soft_share: float,
 ) -> None:
-    """Replace the values of flags in `options` by what `train` takes.
+    """Replace the values of flags in `options` by the objects that `train` takes.
 
     Parameters
     ----------
     options : dict
         The options of `train`, which are changed in place.
     teachers, soft_columns, unlabelled, soft_share
-        The flags of soft labels.
+        The values of the flags for soft labels: `--teacher`, `--soft-labels`, `--unlabelled` and `--soft-share`.
 
     """
     from ..source.inputs import Paths
@@ -163,7 +175,7 @@ def _resolve_inputs(
     from ..train.recipe import ALPHABETS
 
     if teachers or soft_columns:
-        sys.path.append("")  # where MODULE:FUNCTION may be
+        sys.path.append("")  # MODULE:FUNCTION may be in the current folder
         more = Paths(unlabelled) if unlabelled else None
         device = options.get("device", "auto")
         options["soft_labels"] = SoftLabels(tuple(soft_columns), tuple(teachers), more, soft_share, device)
@@ -177,7 +189,7 @@ def _resolve_inputs(
 
 @contextmanager
 def _workers(where: str | None, scheduler_file: Path | None, count: int | None) -> Iterator[Client | None]:
-    """The cluster to train on, if one is named."""
+    """Provide the client of the cluster to train on, or None if the user names no cluster."""
     if where is None and scheduler_file is None:
         yield None
         return
@@ -195,7 +207,7 @@ def _workers(where: str | None, scheduler_file: Path | None, count: int | None) 
 
 
 def _symbols(path: str) -> str:
-    """The symbols in a file, all of them: a line break at its end is one too."""
+    """Return all symbols in a file. A line break at its end is a symbol too."""
     try:
         return Path(path).read_bytes().decode()
     except (OSError, UnicodeDecodeError) as error:

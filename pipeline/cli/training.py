@@ -1,4 +1,4 @@
-"""How `broadsheet train` shows a run: a bar on a terminal of 80 columns, plain lines in a log."""
+"""Shows a run of `broadsheet train`: with a progress bar on a terminal, in plain lines in a log."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ from ..train import Cost, Epoch, Fit, Note, Odd, Oddities, RowsDone, Step, Train
 from ..train.after import AGREEMENT_CARD, SURE_CARD
 from ..train.data import LabelledArticles
 
-_LONG = 600.0  # seconds for which a GPU is worth a line
+_LONG = 600.0  # seconds; for a longer run, say how long a GPU would take
 
 
 class TrainingProgress:
-    """Prints what a run reports as it goes on: what it costs, how far it is, and how good the model is.
+    """Prints the reports of a run: how long it takes, how far it is, and how good the model is.
 
     Parameters
     ----------
     console : PlainConsole
-        Where to.
+        The console to print on.
     epochs : int
-        How many there are; 0 if the run says that itself.
+        The number of epochs; 0 if the run itself reports it.
     learns : str
-        What learns: the "network" or the "encoder".
+        The part that is trained: "network" or "encoder".
 
     """
 
@@ -46,7 +46,7 @@ class TrainingProgress:
         self._held_out = self._measured = "held out"
 
     def start(self, data: LabelledArticles, held_out: int) -> None:
-        """Print what the model is trained on."""
+        """Print on how many texts and classes the model is trained."""
         self._held_out = "held out" if held_out else "cross-validated"
         has_labels = data.taught is None or not data.taught.all()
         self._measured = "held out" if has_labels else "agreement"
@@ -58,7 +58,7 @@ class TrainingProgress:
         self._console.print(f"{len(data):,} texts of {of_what}{held}{skipped}", soft_wrap=True)
 
     def __call__(self, what: Cost | RowsDone | Fit | Step | Epoch | Note | Oddities) -> None:
-        """Print a report of `train`."""
+        """Print one report of `train`."""
         kinds = {
             Cost: self._cost, Fit: self._fit, Step: self._step, Note: self._note, Epoch: self._epoch,
             Oddities: self._oddities, RowsDone: self._rows,
@@ -66,11 +66,12 @@ class TrainingProgress:
         kinds[type(what)](what)  # type: ignore[operator]
 
     def stop(self) -> None:
-        """Remove the bar."""
+        """Remove the progress bar."""
         self._phases.stop()
 
     def finish(self, trained: Trained, output: Path) -> None:
-        """Print how good the model is, and where it was written."""
+        """Print how good the model is, and to which file it was written."""
+        # Figures on held-out rows, which depend on the kind of model.
         card = trained.model.card
         if "held_out_accuracy" in card:
             self._console.print(f"{self._held_out}: {share_of_card(card, 'held_out_accuracy')} right", soft_wrap=True)
@@ -89,6 +90,8 @@ class TrainingProgress:
                 self._console.print(f"  {name}: {_numbers(figures)}", soft_wrap=True)
         if "held_out_micro_f1" in card:
             self._console.print(f"{self._held_out}, the rows that decided the thresholds: {_f1(card, 'held_out_')}")
+
+        # Comparisons with a teacher and with other models, and how many labels are sure.
         if "teacher_accuracy" in (taught := card.get("soft_labels", {})):
             self._console.print(f"  its teacher: {taught['teacher_accuracy']:.2%} right, of those with a label")
         for line in trained.compared.lines() if trained.compared else ():
@@ -98,6 +101,8 @@ class TrainingProgress:
             what = "are right" if "right" in sure else "agree with the teacher"
             share = share_text(sure.get("right", sure.get("agree")), sure["rows"])
             self._console.print(f"of {sure['rows']:,} rows with a {SURE_CARD}, {share} {what}{few}", soft_wrap=True)
+
+        # Figures on the rows of `--test`.
         for name, figures in card.get("heads", {}).items():
             if test := figures.get("test"):
                 of = f"of {test['rows']:,} rows right"
@@ -138,9 +143,9 @@ class TrainingProgress:
         self._phases(fit.what, fit.done, fit.most, "fits at most")
 
     def _step(self, step: Step) -> None:
-        done, most = (step.epoch - 1) * step.steps + step.done, self._epochs * step.steps
+        steps_done, all_steps = (step.epoch - 1) * step.steps + step.done, self._epochs * step.steps
         loss = "" if step.loss is None else f", loss {step.loss:.3f}"
-        self._phases(self._learns, done, most, "steps", f"epoch {step.epoch:>3}/{self._epochs}{loss}")
+        self._phases(self._learns, steps_done, all_steps, "steps", f"epoch {step.epoch:>3}/{self._epochs}{loss}")
 
     def _epoch(self, epoch: Epoch) -> None:
         now = time.monotonic()
@@ -153,7 +158,7 @@ class TrainingProgress:
 
 
 def print_oddities(found: Sequence[Odd], console: PlainConsole) -> None:
-    """Print what is odd in labelled rows, as a table."""
+    """Print a table of what is odd in labelled rows, and an example for `--map-labels` if it would help."""
     if not found:
         console.print("nothing odd in the rows")
         return
@@ -184,12 +189,12 @@ def _f1(figures: Mapping[str, Any], prefix: str) -> str:
 
 
 def about(seconds: float) -> str:
-    """A duration to two digits or so.
+    """Return a duration as text, to about two digits.
 
     >>> about(0.3), about(75), about(20_000)
     ('0.3 s', '1.2 min', '5.6 h')
     """
-    for most, size, unit in ((60.0, 1.0, "s"), (3600.0, 60.0, "min"), (172_800.0, 3600.0, "h")):
-        if seconds < most:
+    for limit, size, unit in ((60.0, 1.0, "s"), (3600.0, 60.0, "min"), (172_800.0, 3600.0, "h")):
+        if seconds < limit:
             return f"{seconds / size:.1f} {unit}" if seconds < 10 * size else f"{seconds / size:.0f} {unit}"
     return f"{seconds / 86_400:.1f} days"

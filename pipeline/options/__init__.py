@@ -47,8 +47,8 @@ _input, _labels, _output, _computing, _cluster, _job, _report = (partial(Option,
 class EngineKeywords(TypedDict, total=False):
     """Options of whatever computes labels."""
 
-    device: Annotated[str, _computing("auto: the GPU, if there is one that works.", "auto", "auto|cpu|cuda",
-        more='Otherwise, and with "cpu", it is the CPU; with "cuda" it must be a GPU.')]
+    device: Annotated[str, _computing("Where to compute; auto: the GPU, if there is one that works.",
+        "auto", "auto|cpu|cuda", more='Otherwise, and with "cpu", it is the CPU; with "cuda" it must be a GPU.')]
     precision: Annotated[str, _computing("Number format to compute in; a CPU has fp32, and int8, which is slower there "
         "and needs a model with int8 scales.", "auto", "auto|fp32|fp16|bf16|int8")]
     kernels: Annotated[str, _computing("Generation of CUDA kernels to use.",
@@ -67,24 +67,24 @@ class TruthKeywords(TypedDict, total=False):
         "are numbers that can count the classes in one way only; which one is reported.")]
     fold_labels: Annotated[bool, _input("Take labels that differ only by case, spaces or Unicode form as one class.",
         False, recorded=True, seldom=True)]
-    map_labels: Annotated[FILE, _input("CSV file: a line label,class, then lines such as Sprots,Sports.",
-        None, "FILE.csv", recorded=True, more="Rows with the label Sprots then have the class Sports. Rows "
-        "whose label has an empty class there are left out. What no row has is reported.")]
+    map_labels: Annotated[FILE, _input("CSV file that renames labels: a line label,class, then lines such as "
+        "Sprots,Sports.", None, "FILE.csv", recorded=True, more="Rows with the label Sprots then have the class "
+        "Sports. Rows whose label has an empty class there are left out. What no row has is reported.")]
 
 
 class TextKeywords(TypedDict, total=False):
     """How the text of a row is made of its columns, beside their names."""
 
-    join: Annotated[str | None, _input("In place of --text-column: a template of the text, '{url}\\n\\n{text}'.",
-        None, "TEMPLATE", recorded=True, more="It names columns in braces; numbers and dates may be among them, and a "
-        "null is written as nothing. ``{{`` and ``}}`` are braces, ``\\n`` and ``\\t`` a line end and a tab, ``\\\\`` "
-        "a backslash. Default: that of the model, where it was trained with one.")]
+    join: Annotated[str | None, _input("In place of --text-column: a template of the text, such as "
+        "'{url}\\n\\n{text}'.", None, "TEMPLATE", recorded=True, more="It names columns in braces; numbers and dates "
+        "may be among them, and a null is written as nothing. ``{{`` and ``}}`` are braces, ``\\n`` and "
+        "``\\t`` a line end and a tab, ``\\\\`` a backslash. Default: that of the model, if it was trained with one.")]
 
 
 class LabelKeywords(EngineKeywords, TruthKeywords, TextKeywords, total=False):
     """Options of what adds labels to rows that are at hand."""
 
-    preparation: Annotated[FILE, _computing("What is done to a text before the model reads it: a recipe's name, or a "
+    preparation: Annotated[FILE, _computing("How to prepare a text before the model reads it: a recipe's name, or a "
         "JSON file of steps.", None, "RECIPE", recorded=True, seldom=True, more="`broadsheet recipes` prints the "
         "recipes. A model file that was converted with `--preparation` has its own.")]
     text_column: Annotated[NAMES, _input("Column with the text; several are joined by a space.",
@@ -98,14 +98,14 @@ class LabelKeywords(EngineKeywords, TruthKeywords, TextKeywords, total=False):
         more="The columns are ``top_labels`` and ``top_scores``; where it is 1, there are none.")]
     abstain: Annotated[float | None, _labels("Give rows with a lower score no label.", None, "BELOW", recorded=True,
         more="Their ``label`` is null, other columns are as without this option. The report counts them.")]
-    windows: Annotated[int | str | None, _labels("Label a long text in N windows, or its first, last, first+last or "
-        "spread.", None, "N|PART[:SIZE]", recorded=True, more="N windows follow one another from the beginning on; "
-        '"spread" are beginning, middle and end. Each is as long as the model reads, or has as many characters as '
+    windows: Annotated[int | str | None, _labels("Label a long text in N windows, or in its first, last, first+last or "
+        "spread windows.", None, "N|PART[:SIZE]", recorded=True, more="N windows follow one another from the beginning "
+        'on; "spread" are beginning, middle and end. Each is as long as the model reads, or has as many characters as '
         '``"first+last:10000"`` says, or tokens of fastText\'s, as ``"last:512t"`` does. The output then has their '
         "number, ``n_windows``. Default: only the beginning of a text is read.")]
     overlap: Annotated[int, _labels("Characters that two neighbouring windows share.",
         0, "CHARS", least=0, recorded=True, seldom=True)]
-    window_score: Annotated[str, _labels("How the scores of a text follow from those of its windows.",
+    window_score: Annotated[str, _labels("How to make the scores of a text from those of its windows.",
         "mean", choices=("mean", "best", "worst"), recorded=True, seldom=True, more='"mean": a text has the mean of '
         'them. "best", "worst": it has those of the window with the highest or the lowest.')]
     chunk_size: Annotated[int | None, _computing("Rows that are read, labelled and committed together, at most.",
@@ -135,8 +135,8 @@ class ReadKeywords(TruthKeywords, TextKeywords, total=False):
         "quotes are text.", None, "C|none", '"', recorded=True, seldom=True)]
     escape: Annotated[str | None, _input("Character of a CSV before a quote, delimiter or line end that is text: often "
         "a backslash.", None, "C", "none", recorded=True, seldom=True)]
-    endpoint: Annotated[str | None, _input("Server to ask for s3:// URLs and the like.", None, "URL", "the provider's",
-        more="It is for ``gs://`` and ``az://`` too. Default: that of the environment, for example "
+    endpoint: Annotated[str | None, _input("Server for s3://, gs:// and az:// URLs.", None, "URL", "the provider's",
+        more="Default: that of the environment, for example "
         "``AWS_ENDPOINT_URL``.")]
 
 
@@ -150,8 +150,8 @@ class OptionKeywords(LabelKeywords, ReadKeywords, total=False):
     root: Annotated[FILE, _input("Write paths of input files relative to this folder.",
         None, "FOLDER", "absolute paths",
         more="It is a folder, or the beginning of a URL, above all input files; the paths are in the column ``file``.")]
-    shard: Annotated[str | None, _input("Label share I, from 1 on, of N of the files, for N jobs without a cluster "
-        "that ``merge`` joins.", None, "I/N", recorded=True, seldom=True)]
+    shard: Annotated[str | None, _input("Label only share I (from 1) of N of the files, for N jobs without a "
+        "cluster, which ``merge`` joins.", None, "I/N", recorded=True, seldom=True)]
     limit: Annotated[int | None, _input("Label the first N rows only.", None, "N", least=1, recorded=True)]
     truth: Annotated[FILE, _input("True classes of a one-hot .bin input.", None, "FILE", recorded=True, seldom=True,
         more="The file holds float32 class indices from 0, one for each article.")]
@@ -180,8 +180,8 @@ class OptionKeywords(LabelKeywords, ReadKeywords, total=False):
     resume: Annotated[bool, _job("Continue an interrupted job, or repair a finished one.", False)]
     overwrite: Annotated[bool, _job("Replace an earlier job's output, and other files that this one writes.", False)]
     update: Annotated[bool, _job("Label only the files that are new since the last run, and add them to OUT/.", False,
-        more="The job's other options must be the same. Files that have changed or are gone are told, and keep their "
-        "labels. An update that was interrupted is continued. Where there is no job yet, it is begun.")]
+        more="The job's other options must be the same. Files that have changed or are gone are reported, and keep "
+        "their labels. An update that was interrupted is continued. Where there is no job yet, it is begun.")]
     changed: Annotated[bool, _job(
         "With --update, label again the files that have changed, and remove the labels of those that are gone.", False,
         more="Small files are read together: those that are read with such a file are labelled again too. The result "

@@ -66,15 +66,15 @@ class TrainKeywords(ReadKeywords, total=False):
         more="There is one label column then, one label a text, and no teacher.")]
     resume: Annotated[bool, _options("Continue from MODEL.checkpoint.", False,
         more="In Python, from `checkpoint`; on a CPU the result has the same bits as an undisturbed run.")]
-    label_column: Annotated[NAMES, _input("Column with the class; needed without soft labels. Of several, the model "
+    label_column: Annotated[NAMES, _input("Column with the class, needed without soft labels; if repeated, the model "
         "learns each.", (), "NAME", more="It then has a head for each, over the same n-grams and the same network. A "
         "row may lack some of these labels.")]
     target_column: Annotated[str | None, _input(
-        "In its place: a column of numbers to learn, or with --classes of levels in order.", None, "NAME",
+        "In place of --label-column: a column of numbers to learn, or with --classes of levels.", None, "NAME",
         more="These are the names of levels, from the lowest, which stand for 1, 2 and so on. n-grams learn them, "
         "without a network.")]
     text_column: Annotated[NAMES, _input("Column with the text; several are joined by a space.", (), "NAME", "text")]
-    corrections: Annotated[FILE, _input("Decisions on rows, to learn in place of their labels.",
+    corrections: Annotated[FILE, _input("File of `review` with decisions, to learn in place of labels.",
         None, "FILE.csv", more="`broadsheet review` writes them. Each counts for all rows with its text; a text that "
         "no row has is added. There is one label column then, one label a text, and no teacher.")]
     id_column: Annotated[str | None, _input("Column that identifies a row in --suspects.", None, "NAME")]
@@ -84,12 +84,12 @@ class TrainKeywords(ReadKeywords, total=False):
         more="Each class has a score of its own, and a threshold, at which F1 is best on the held-out rows.")]
     label_separator: Annotated[str | None, _input("The label column holds texts with this between two labels.",
         None, "TEXT", seldom=True)]
-    hold_out_share: Annotated[float | None, _input("Share of each class not trained on.",
+    hold_out_share: Annotated[float | None, _input("Share of each class to hold out from training.",
         None, "SHARE", "by the model", flag="hold-out", more="It is up to 0.5; rows with the same text are held out "
         "together, and the accuracy on them is computed after each epoch. Default: 0.05; where only n-grams are fitted "
         "none, since cross-validation gives their accuracy, or with `soft_labels` 0.2, with `fine_tune` 0.1.")]
-    test: Annotated[SOURCE, _input("Rows to evaluate the finished model on, once.", None, "DATA")]
-    init: Annotated[MODEL, _network("Model whose network to begin with, all but its last layer.", None, "MODEL",
+    test: Annotated[SOURCE, _input("Rows on which to evaluate the finished model.", None, "DATA")]
+    init: Annotated[MODEL, _network("Model from whose network to start, without its last layer.", None, "MODEL",
         more="A shipped model's name, a model file, or a loaded `Model`. These weights are learned at a lower rate, "
         "the recipe's `init_rate`.")]
     alphabet: Annotated[str | None, _network("published, or a UTF-8 file with the symbols.",
@@ -110,35 +110,35 @@ class TrainKeywords(ReadKeywords, total=False):
         'is chosen by cross-validation, and may be nothing. Default: "auto", those of wordllama where that package is '
         "installed and there are at most 10,000 labelled rows.")]
     encoder: Annotated[FILE, _network(
-        "An encoder, to whose vectors a linear head is fitted, in place of n-grams and network.", None, "WHAT",
+        "Fit a linear head to the vectors of this encoder, in place of n-grams and network.", None, "WHAT",
         more="A folder, as transformers or sentence-transformers saves it, with or without a head; "
         "``hf://user/name``; or a model file that has one. Without `fine_tune` the encoder stays as it is.")]
-    fine_tune: Annotated[bool, _network("With --encoder: its weights learn as well, by PyTorch.", False,
+    fine_tune: Annotated[bool, _network("With --encoder, also train its weights, with PyTorch.", False,
         more="Held-out rows choose the epoch, and Ctrl-C keeps the best so far. It takes much longer than a head, and "
         "says first how long. `settings` may be epochs, batch_size and learning_rate. Fewer than 2,000 rows also learn "
         "from all pairs of texts in a batch.")]
     keep_network: Annotated[bool, _network("Keep the network even where it does not help on held-out rows.",
         False, seldom=True)]
     keep_teacher: Annotated[bool, _teachers(
-        "Make a chain: n-grams, and the --teacher, an encoder, which is asked where they are not sure.", False,
+        "Make a chain: n-grams, and for texts of which they are unsure the --teacher, an encoder.", False,
         more="The labels are then those of the encoder for 99.9 % of new texts, with 95 % confidence, by the held-out "
         "rows; a model of numbers needs `top`.")]
-    top: Annotated[str | None, _teachers("With --keep-teacher: the texts wanted, such as 10%; the encoder is asked "
-        "about what may be among them.", None, "SHARE")]
-    top_of: Annotated[str | None, _teachers("The class by whose score.", None, "CLASS")]
-    recall: Annotated[float, _teachers("How many of the --top texts the encoder is to be asked about at least.",
+    top: Annotated[str | None, _teachers("With --keep-teacher, fit the chain to find this share of texts, those with "
+        "the highest scores, such as 10%.", None, "SHARE")]
+    top_of: Annotated[str | None, _teachers("With --top, the class whose scores count.", None, "CLASS")]
+    recall: Annotated[float, _teachers("Least share of the --top texts that the encoder must read.",
         0.95, "SHARE", seldom=True)]
     dtype: Annotated[str, _network("Number format of the stored weights.",
         "float16", choices=("float16", "float32"), seldom=True)]
     loss: Annotated[str, _recipe("The error of a --target-column that training minimises.",
         "squared", choices=("squared", "absolute"), seldom=True)]
-    balanced: Annotated[bool, _recipe("Every class weighs the same.", False,
-        more="Otherwise every row does.")]
+    balanced: Annotated[bool, _recipe("Give every class the same weight.", False,
+        more="Otherwise every row has the same weight.")]
     seed: Annotated[int, _recipe("Seed of every random choice.", 0, "N",
         more="The held-out rows do not depend on it.")]
-    device: Annotated[str, _computing("auto: the GPU, if there is one that works.",
+    device: Annotated[str, _computing("Where to compute; auto: the GPU, if there is one that works.",
         "auto", choices=("auto", "cpu", "cuda"))]
-    precision: Annotated[str, _computing("Format of products; auto: bf16 on a GPU.",
+    precision: Annotated[str, _computing("Number format of products; auto: bf16 on a GPU.",
         "auto", choices=("auto", "fp32", "bf16"), seldom=True)]
     checkpoint_every: Annotated[int, _computing("How often to write MODEL.checkpoint; 0: never.",
         10, "EPOCHS", least=0, seldom=True)]

@@ -1,4 +1,4 @@
-"""The forms of the server's answers, in JSON."""
+"""The JSON answers of the server. Their docstrings and descriptions appear in the OpenAPI document."""
 
 from __future__ import annotations
 
@@ -11,46 +11,52 @@ _Count = Annotated[int, msgspec.Meta(ge=0)]
 
 
 class TextResult(msgspec.Struct):
-    """The columns that `broadsheet classify` writes. With scores there is also score_CLASS for each class."""
+    """The columns that `broadsheet classify` writes for a text. If scores is true, also score_CLASS for each class."""
 
-    label: Annotated[str | None, msgspec.Meta(description="The class; null for a text that cannot be labelled")]
+    label: Annotated[str | None, msgspec.Meta(description="The class, or null if the text cannot be labelled")]
     score: Annotated[float | None, msgspec.Meta(description="The probability of the label")]
-    n_chars: Annotated[_Count, msgspec.Meta(description="Characters of the whole text")]
-    truncated: Annotated[bool, msgspec.Meta(description="Whether it is longer than the model reads")]
-    unknown_chars: Annotated[_Count, msgspec.Meta(description="Outside the network's alphabet, of those that it reads")]
+    n_chars: Annotated[_Count, msgspec.Meta(description="Number of characters of the whole text")]
+    truncated: Annotated[bool, msgspec.Meta(description="Whether the text is longer than the model reads")]
+    unknown_chars: Annotated[
+        _Count, msgspec.Meta(description="Number of characters that the network reads and its alphabet does not have")
+    ]
     top_labels: Annotated[
         list[str | None] | UnsetType,
-        msgspec.Meta(description="The best classes, with top_k above 1"),
+        msgspec.Meta(description="The most probable classes, the best first, if top_k is above 1"),
     ] = UNSET
-    top_scores: Annotated[list[float | None] | UnsetType, msgspec.Meta(description="Their scores")] = UNSET
-    reason: Annotated[str | UnsetType, msgspec.Meta(description="Only where label is null: why")] = UNSET
+    top_scores: Annotated[list[float | None] | UnsetType, msgspec.Meta(description="The scores of top_labels")] = UNSET
+    reason: Annotated[str | UnsetType, msgspec.Meta(description="Why label is null; absent otherwise")] = UNSET
 
 
 class ClassifyAnswer(msgspec.Struct):
-    """A result for each text, in order."""
+    """The name of the model, and a result for each text, in the order of the request."""
 
     model: str
     results: list[TextResult]
 
 
 class ModelAbout(msgspec.Struct):
-    """A model as it is served."""
+    """A model that the server has loaded."""
 
     name: str
-    default: Annotated[bool, msgspec.Meta(description="Whether it is the one for requests that name none")]
-    classes: Annotated[tuple[str, ...], msgspec.Meta(description="The labels that it may give")]
+    default: Annotated[bool, msgspec.Meta(description="Whether requests that name no model use this one")]
+    classes: Annotated[tuple[str, ...], msgspec.Meta(description="The labels that the model may give")]
     reads: Annotated[
-        _Count | Literal["whole text"], msgspec.Meta(description="How many characters of a text decide its label")
+        _Count | Literal["whole text"], msgspec.Meta(description="Number of characters that the model reads of a text")
     ]
-    alphabet: Annotated[str, msgspec.Meta(description="The characters that its network knows; empty without one")]
-    meant_for: Annotated[str | None, msgspec.Meta(description="The texts that it was made for, where its file says so")]
-    digest: Annotated[str, msgspec.Meta(description="Identifies its weights and settings")]
-    loaded: Annotated[_Count, msgspec.Meta(description="How often it was loaded: 1, and 1 more for each reload")]
+    alphabet: Annotated[
+        str, msgspec.Meta(description="The characters that the network knows; empty for a model without a network")
+    ]
+    meant_for: Annotated[
+        str | None, msgspec.Meta(description="The texts that the model was made for, if its file says so")
+    ]
+    digest: Annotated[str, msgspec.Meta(description="A hash that identifies weights and settings")]
+    loaded: Annotated[_Count, msgspec.Meta(description="1 at first, and 1 more after each reload")]
     backend: Annotated[str | None, msgspec.Meta(description="Device, precision and software that compute the scores")]
 
 
 class ModelId(msgspec.Struct):
-    """A model as OpenAI's clients list it."""
+    """A model, in the form that OpenAI's clients expect."""
 
     id: str
     object: str = "model"
@@ -58,7 +64,7 @@ class ModelId(msgspec.Struct):
 
 
 class ModelList(msgspec.Struct):
-    """All models; and their names once more, as OpenAI's clients and vLLM's look for them."""
+    """All models. `data` repeats their names in the form that clients of OpenAI and vLLM expect."""
 
     models: list[ModelAbout]
     object: str
@@ -66,13 +72,13 @@ class ModelList(msgspec.Struct):
 
 
 class ServerState(msgspec.Struct):
-    """engines: what each is doing."""
+    """The status of the server, and what each engine is doing."""
 
     status: str
     engines: dict[str, str] | UnsetType = UNSET
 
 
 class ErrorMessage(msgspec.Struct):
-    """Why there is no other answer."""
+    """The reason why the request failed."""
 
     error: str

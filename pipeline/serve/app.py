@@ -1,4 +1,4 @@
-"""The HTTP interface: what is asked, by whom, and in what form the answer goes back."""
+"""The HTTP interface as an ASGI application: its routes, who may use them, and how requests are read and answered."""
 
 from __future__ import annotations
 
@@ -37,21 +37,21 @@ _JSON, _ARROW = JSON.encode(), ARROW.encode()
 _ASK_FOR_TOKEN = (b"www-authenticate", b"Bearer")
 
 _AT_ONCE_BYTES, _AT_ONCE_TEXTS = 1 << 17, 256
-"""What is read or written on the event loop itself; more would hold up others, and goes to a thread."""
+"""The largest body, and the most texts, that the event loop itself reads or writes. A thread handles larger ones."""
 
 _BODIES_HELD = 8
-"""Bodies of the largest size that are held at a time, or as many bytes of smaller ones."""
+"""The number of bodies of the largest size, or as many bytes of smaller ones, that the server holds at a time."""
 
 _LATE_SHARE = 0.3
-"""A request that a busy process reads so late, as a share of the target, is refused before anything is done for it:
-what comes is more than the process can read, and the answer would be as late again.
+"""A share of the target. A busy process refuses a request that it reads later than this after its arrival, before it
+does anything for it: more requests arrive than the process can read, and the answer would be as late again.
 """
 
 _LOOK_SECONDS = 0.05
-"""How often a process that has started looks whether a text can be labelled."""
+"""The seconds between two attempts of a new process to have a text labelled."""
 
 _GONE = 499
-"""What logs and metrics have for a client that has hung up."""
+"""The HTTP status in logs and metrics for a client that has hung up."""
 
 _PAGE_HEADERS = {
     "content-security-policy": "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; "
@@ -62,7 +62,7 @@ _PAGE_HEADERS = {
 
 
 def too_late(settings: Settings) -> float:
-    """The seconds after which a request that is read is refused by a busy process."""
+    """Return the seconds from arrival to reading after which a busy process refuses a request."""
     assert settings.target_s is not None
     return _LATE_SHARE * settings.target_s
 
@@ -70,20 +70,28 @@ def too_late(settings: Settings) -> float:
 class App:
     """The routes of the server, as an ASGI application.
 
+    A request to classify goes through these stages:
+
+    1. `_routed` finds the route. `_classify` handles all routes to classify, and Starlette the others.
+    2. `_answer` checks the token, reads the body and decodes it, by the form of its route.
+    3. `_classified` sends the texts to the main process and waits for the predictions.
+    4. `_answer` writes them in the form of the route. `_classify` counts, logs and sends the answer.
+
     Parameters
     ----------
     settings : Settings
         The server's settings; `target_s` is set.
     main : Main
-        The main process, to which requests go.
+        The main process, which computes the labels.
     held : Held
-        Connections, and bytes of bodies, that all processes hold.
+        The numbers of connections and of bytes of bodies that all processes hold.
     traces : Traces or None
-        Records the spans of requests, if they are wanted.
+        Records the spans of requests, if the user asks for them.
 
     """
 
     def __init__(self, settings: Settings, main: Main, held: Held, traces: Traces | None) -> None:
+        # Make the pages that stay the same.
         assert settings.target_s is not None
         self._settings, self._main, self._held, self._traces = settings, main, held, traces
         self._target, self._too_late = settings.target_s, too_late(settings)
@@ -92,6 +100,8 @@ class App:
         described = openapi.describe(settings)
         schema = msgspec.json.encode(described)
         docs = openapi.page(described, settings.default_model).encode()
+
+        # List the routes. Of those to classify, requests take these ones only if the path has a model's name.
         routes = [
             *(
                 Route(path, _Raw(partial(self._classify, spoken, path)), methods=["POST"])
@@ -127,25 +137,26 @@ class App:
         scope["state"]["connection"].answered()
 
     async def _routed(self, scope: Any, receive: Receive, send: Send) -> None:
-        """Most requests are to classify, and need none of what finds and calls the others."""
+        """Answer requests to classify directly, without Starlette's router. Most requests are of this kind."""
         if scope["method"] == "POST" and scope["path"] in SPOKEN:
             await self._classify(SPOKEN[scope["path"]], scope["path"], scope, receive, send)
         else:
             await self._others(scope, receive, send)
 
     async def _classify(self, spoken: Spoken, route: str, scope: Any, receive: Receive, send: Send) -> None:
-        """Read, ask, wait, write. What goes wrong on the way is an answer too.
+        """Answer a request to classify, with labels or with an error.
 
         Parameters
         ----------
         spoken : Spoken
             The form of the request and its answer.
         route : str
-            Its path for the log, without a model's name.
+            The path for the log, without a model's name.
         scope, receive, send
-            As ASGI has them.
+            As ASGI defines them.
 
         """
+        # Read the request and make the answer.
         seen, status, headers = _Seen(), 200, []
         span = None if self._traces is None else self._traces.begin(scope)
         if self._traces is not None:
@@ -161,9 +172,11 @@ class App:
             status, reply = spoken.failed(503, str(error))
             headers.append((b"retry-after", b"%d" % error.retry_after))
         except Gone:
-            status, reply = _GONE, Reply(_JSON, b"")  # which nobody reads
+            status, reply = _GONE, Reply(_JSON, b"")  # nobody reads it
         finally:
             self._held.add_bytes(-seen.held)
+
+        # Count, log and trace it.
         seconds = time.monotonic() - seen.arrived
         self._main.counts.answered(seen.model, status, seen.texts, seconds)
         if self._settings.log_requests:
@@ -172,11 +185,14 @@ class App:
             self._log(scope, status, seen, seconds)
         if self._traces is not None:
             self._traces.end(span, status, seen.model, seen.texts)
+
+        # Send the answer.
         headers += [(b"content-length", b"%d" % len(reply.content)), (b"content-type", reply.kind), *reply.headers]
         await send({"type": "http.response.start", "status": status, "headers": headers})
         await send({"type": "http.response.body", "body": reply.content})
 
     async def _answer(self, spoken: Spoken, scope: Any, receive: Receive, seen: _Seen) -> Reply:
+        # Check the headers, and read the body.
         headers = dict(scope["headers"])
         self._check_token(headers)
         kind = _kind(headers)
@@ -187,10 +203,12 @@ class App:
         is_small = len(body) <= _AT_ONCE_BYTES
         if is_small and self._main.is_busy and time.monotonic() - seen.arrived > self._too_late:
             raise Refused(f"the answer would take longer than {1000 * self._target:,.0f} ms: too many requests come")
+
+        # Decode the body, and get predictions for its texts.
         query = dict(parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True))
         model = scope["path_params"].get("name") if "path_params" in scope else None
-        most = min(self._settings.max_texts, self._settings.max_queue)  # more would never be taken where others wait
-        received = Received(body, kind, headers, query, model, most)
+        limit = min(self._settings.max_texts, self._settings.max_queue)  # the queue would never have room for more
+        received = Received(body, kind, headers, query, model, limit)
         asked = spoken.read(received) if is_small else await asyncio.to_thread(spoken.read, received)
         if self._settings.log_texts:
             seen.logged = asked.texts if isinstance(asked.texts, list) else asked.texts.to_pylist()
@@ -199,7 +217,7 @@ class App:
         return asked.write(served, predictions) if is_few else await asyncio.to_thread(asked.write, served, predictions)
 
     async def answer_one(self) -> None:
-        """Label a text as if a client had asked, once that is possible, and report that to the main process."""
+        """Label a text as if a client had sent it, as soon as that works, and report this to the main process."""
         asked = SPOKEN["/v1/classify"].read(Received(b'{"texts": ["a text"]}', _JSON, {}, {}, None, 1))
         while True:
             try:
@@ -209,7 +227,7 @@ class App:
                 await asyncio.sleep(_LOOK_SECONDS)
 
     async def _classified(self, gone: Any, asked: Asked, is_small: bool, seen: _Seen) -> tuple[Served, Predictions]:
-        """Predictions of the texts, and by which model."""
+        """Return the model that a request names, and its predictions for the texts."""
         models = self._main.models
         while True:
             served = models.get(asked.model or self._settings.default_model)
@@ -223,18 +241,21 @@ class App:
             pack = partial(packed_of, asked, served.reads)
             packed = pack() if is_small else await asyncio.to_thread(pack)
             seen.texts = len(asked.texts)
-            # The way back takes as long as the way here. A large body's grows with it, as no target does.
+            # Writing the answer takes about as long as reading the request. The time of a large request begins now:
+            # reading takes longer for a larger body, and the target does not grow with it.
             arrived, back = (seen.arrived, time.monotonic() - seen.arrived) if is_small else (None, 0.0)
             try:
                 return served, await self._main.classify(served, packed, asked.top_k, arrived, back, seen.trace, gone)
-            except ModelChanged:  # it may read more of the texts
+            except ModelChanged:  # the new model may read more of the texts
                 continue
 
     async def _body(self, scope: Any, headers: dict[bytes, bytes], receive: Receive, seen: _Seen) -> bytes:
-        """The whole body. Raises BadRequest for a long one, Refused where others hold too much memory."""
-        most = self._settings.max_body_bytes
-        too_long = f"the body is longer than {most:,} bytes"
-        if int(headers.get(b"content-length", 0)) > most:
+        """Return the whole body. Raises BadRequest if it is too long, Refused if other bodies hold too much memory, and
+        Gone if the client hangs up.
+        """
+        limit = self._settings.max_body_bytes
+        too_long = f"the body is longer than {limit:,} bytes"
+        if int(headers.get(b"content-length", 0)) > limit:
             raise BadRequest(413, too_long)
         pieces = []
         while True:
@@ -244,9 +265,9 @@ class App:
             piece = message["body"]
             seen.held += len(piece)
             self._held.add_bytes(len(piece))
-            if seen.held > most:
+            if seen.held > limit:
                 raise BadRequest(413, too_long)
-            if self._held.bytes > _BODIES_HELD * most:
+            if self._held.bytes > _BODIES_HELD * limit:
                 raise Refused("other requests hold too much memory")
             pieces.append(piece)
             if not message["more_body"]:
@@ -254,7 +275,7 @@ class App:
                 return b"".join(pieces) if len(pieces) > 1 else piece
 
     async def _call(self, what: str, kind: str, request: Request) -> Response:
-        """What the main process answers."""
+        """Return the answer of the main process."""
         returned = await self._main.call(what)
         return Response(returned.body, returned.status, media_type=kind)
 
@@ -275,7 +296,7 @@ class App:
         return _json({"name": name, "ready": status == 200}, status)
 
     def _named(self, request: Request) -> str:
-        """The model that the path names. Raises BadRequest where there is none of that name."""
+        """Return the name of the model in the path. Raises BadRequest if there is no such model."""
         name: str = request.path_params["name"]
         if name not in self._main.models:
             raise BadRequest(404, f"there is no model {name!r} here")
@@ -324,13 +345,13 @@ class App:
 
 
 def _id_of(scope: Any) -> str:
-    """The id of a request: what its client, or a proxy before the server, calls it, or else one of its own."""
+    """Return the id of a request: that of its header `X-Request-Id`, if it is valid, or else a random one."""
     given = next((value for name, value in scope["headers"] if name == b"x-request-id"), b"").decode("latin-1")
     return given if _REQUEST_ID.fullmatch(given) else os.urandom(8).hex()
 
 
 class _Raw:
-    """What Starlette's router calls as it is, without a request and a response of Starlette's."""
+    """Wraps an ASGI application, so that Starlette's router calls it without making a request and a response."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -340,9 +361,10 @@ class _Raw:
 
 
 class _Seen:
-    """What is known of a request once it is over.
+    """The facts about a request that the log, metrics and traces need.
 
-    `held` is the number of bytes of its body that have been read, `arrived` the time at which all of them were there.
+    `held` is the number of bytes of its body that have been read, and `arrived` the time at which the whole body had
+    arrived, by the monotonic clock.
     """
 
     def __init__(self) -> None:
@@ -353,7 +375,7 @@ class _Seen:
 
 
 def _kind(headers: dict[bytes, bytes]) -> bytes:
-    """The content type without parameters. Raises BadRequest for another character set than UTF-8."""
+    """Return the content type without parameters. Raises BadRequest for any character set except UTF-8."""
     given = headers.get(b"content-type", b"")
     if given in (_JSON, _ARROW):
         return given

@@ -1,8 +1,9 @@
-"""Requests of our own form, checked like any input: texts from JSON or an Arrow stream. And their answers: the columns
-that `classify` writes, in either form.
+"""Reads and checks requests to `/v1/classify`, in JSON or as an Arrow stream, and writes their answers.
 
-Whether an Arrow stream is compressed is read from its bytes: PyArrow reports it only once it has decompressed a
-message, and 32 KB can become a gigabyte.
+An answer has the columns that `classify` writes, in the form of the request.
+
+Compressed Arrow streams are refused, since 32 KB can become a gigabyte. PyArrow says that a message is compressed only
+after it has decompressed the message, so this file reads that from the bytes.
 """
 
 from __future__ import annotations
@@ -38,11 +39,12 @@ JSON, ARROW = "application/json", "application/vnd.apache.arrow.stream"
 _JSON, _ARROW = JSON.encode(), ARROW.encode()
 MOST_LABELS = CLASSES[1]
 
+_TOP_K = "Number of most probable classes to return"
 _COMPRESSED = "its buffers are compressed: write the stream without compression"
 
 
 class BadRequest(Exception):
-    """A request that cannot be answered. `status` is that of HTTP, 4xx."""
+    """A request that cannot be answered. `status` is its HTTP status, 4xx."""
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
@@ -50,22 +52,22 @@ class BadRequest(Exception):
 
 
 class Received(NamedTuple):
-    """A request to classify, as it came.
+    """A request to classify, before its body is decoded.
 
     Attributes
     ----------
     body : bytes
         The whole body.
     kind : bytes
-        Its content type, without parameters, in lower case.
+        The content type, without parameters, in lower case.
     headers : dict of bytes to bytes
         The headers, by their names in lower case.
     query : dict of str to str
         The options in the URL.
     model : str or None
-        The model that the path names.
-    most : int
-        Texts that the request may have.
+        The name of the model in the path, if there is one.
+    most_texts : int
+        The largest number of texts that the request may have.
 
     """
 
@@ -74,7 +76,7 @@ class Received(NamedTuple):
     headers: dict[bytes, bytes]
     query: dict[str, str]
     model: str | None
-    most: int
+    most_texts: int
 
 
 class Reply(NamedTuple):
@@ -83,7 +85,7 @@ class Reply(NamedTuple):
     Attributes
     ----------
     kind : bytes
-        Its content type.
+        The content type.
     content : bytes
         The body.
     headers : tuple of (bytes, bytes)
@@ -97,18 +99,18 @@ class Reply(NamedTuple):
 
 
 class Asked(NamedTuple):
-    """What a client asks for, whatever its protocol.
+    """A decoded request to classify, of any protocol.
 
     Attributes
     ----------
     texts : list of str or pyarrow.Array
-        Strings of JSON, or a large_string array; `packed_of` makes `Packed` of them.
+        Strings from JSON, or a large_string array. `packed_of` converts them to `Packed`.
     model : str or None
-        The model's name; None for the default.
+        The name of the model; None for the default model.
     top_k : int
-        The most probable classes of each text, so many.
+        The number of most probable classes to find for each text.
     write : callable
-        Makes the answer, of the model and the predictions of all texts.
+        Returns the answer, given the model and the predictions for all texts.
 
     """
 
@@ -119,15 +121,15 @@ class Asked(NamedTuple):
 
 
 class ClassifyOptions(msgspec.Struct, forbid_unknown_fields=True):
-    """With Arrow they are in the URL."""
+    """The options of a request. With an Arrow body, they are in the URL."""
 
     model: str | None = None
-    top_k: Annotated[int, msgspec.Meta(ge=1, le=MOST_LABELS, description="Give the most probable classes, so many")] = 1
-    scores: Annotated[bool, msgspec.Meta(description="Give the probability of every class too")] = False
+    top_k: Annotated[int, msgspec.Meta(ge=1, le=MOST_LABELS, description=_TOP_K)] = 1
+    scores: Annotated[bool, msgspec.Meta(description="Also return the probability of every class")] = False
 
 
 class ClassifyRequest(ClassifyOptions, kw_only=True):
-    """Texts, and what is wanted of them."""
+    """The texts to label, and options."""
 
     texts: list[str]
 
@@ -140,7 +142,7 @@ _KINDS = {"array": "a list", "string": "a string", "integer": "an integer", "obj
 
 
 def decoded(decoder: msgspec.json.Decoder[_Body], body: bytes) -> _Body:
-    """Raises BadRequest: 400 for what is no JSON in UTF-8, 422 for other fields or types, with the right ones."""
+    """Decode a body. Raises BadRequest: 400 if it is not JSON in UTF-8; 422 for a wrong field or type."""
     try:
         return decoder.decode(body)
     except msgspec.ValidationError as error:
@@ -150,7 +152,7 @@ def decoded(decoder: msgspec.json.Decoder[_Body], body: bytes) -> _Body:
 
 
 def _no_utf8(body: bytes) -> str:
-    """Where in JSON the first string is that holds no UTF-8, or half a pair of surrogates; "" where none does."""
+    """Return where in JSON the first string is that holds invalid UTF-8 or half a surrogate pair, or "" without one."""
     try:
         left = [("$", json.loads(body.decode(errors="surrogateescape")))]
     except (ValueError, RecursionError):
@@ -167,7 +169,7 @@ def _no_utf8(body: bytes) -> str:
 
 
 def explained(told: str, kind: Any) -> str:
-    """Msgspec's message about a value that should be one of `kind`; for a wrong field, a message with the right one.
+    """Return the message of msgspec about a value that is not a `kind`. For a wrong field, name the right one instead.
 
     >>> explained("Object contains unknown field `text`", ClassifyRequest)
     'unknown field `text`: give `texts`, a list'
@@ -186,7 +188,7 @@ def explained(told: str, kind: Any) -> str:
 
 @lru_cache
 def _fields(kind: Any) -> dict[str, str]:
-    """The fields of a struct, those that must be there first, and in words what each takes."""
+    """Return the fields of a struct, required ones first, each with the type of its values in words."""
     schema = msgspec.json.schema_components((kind,))[1][kind.__name__]
     words = {}
     for name in dict.fromkeys([*schema["required"], *schema["properties"]]):
@@ -197,8 +199,10 @@ def _fields(kind: Any) -> dict[str, str]:
 
 
 def from_json_or_arrow(received: Received) -> Asked:
-    """Our own form. Raises BadRequest: 400 for what is neither, 415 where the content type is neither, 422 for other
-    fields, types or columns, or a null, 413 for too many texts.
+    """Read a request to `/v1/classify`.
+
+    Raises BadRequest: 400 if the body is neither JSON nor an Arrow stream, 413 for too many texts, 415 for another
+    content type, 422 for wrong fields, types or columns, or a null.
     """
     if received.kind == _ARROW:
         return _from_arrow(received)
@@ -207,7 +211,7 @@ def from_json_or_arrow(received: Received) -> Asked:
     if received.query:
         raise BadRequest(422, "with JSON, options are fields of the body, not of the URL")
     asked = decoded(_decoder, received.body)
-    check_count(len(asked.texts), received.most)
+    check_count(len(asked.texts), received.most_texts)
     return Asked(asked.texts, asked.model, asked.top_k, partial(_reply, _JSON, asked))
 
 
@@ -217,7 +221,7 @@ def _from_arrow(received: Received) -> Asked:
     except msgspec.ValidationError as error:
         raise BadRequest(422, explained(str(error), ClassifyOptions)) from error
     try:
-        texts = _column(received.body, received.most)
+        texts = _column(received.body, received.most_texts)
     except (pa.ArrowException, struct.error, OSError, ValueError) as error:
         raise BadRequest(400, f"the body is not an Arrow IPC stream: {error}") from error
     return Asked(texts, options.model, options.top_k, partial(_reply, _ARROW, options))
@@ -233,13 +237,14 @@ def _reply(kind: bytes, asked: ClassifyOptions, served: Served, predictions: Pre
 def _columns_of(
     classes: tuple[str, ...], thresholds: tuple[float, ...] | None, top_k: int, scores: bool
 ) -> ModelColumns:
-    """The columns that a job would write with these options."""
+    """Return the columns that a job would write with these options."""
     names = Names(multi_label=thresholds is not None)
     return ModelColumns(classes, top_k, scores, names, thresholds=thresholds)
 
 
 def packed_of(asked: Asked, reads: int) -> Packed:
-    """The texts up to the `reads` characters that the model reads. Raises BadRequest for one that is too long."""
+    """Return the texts, each cut to the `reads` characters that the model reads. Raises BadRequest for a huge text."""
+    # Strings from JSON.
     if isinstance(asked.texts, list):
         encoded = [text[:reads].encode() for text in asked.texts]
         n_chars = array("q", map(len, asked.texts))
@@ -248,6 +253,8 @@ def packed_of(asked: Asked, reads: int) -> Packed:
                 _check_length(number, len(text.encode()))
         offsets = array("q", accumulate(map(len, encoded), initial=0))
         return Packed(b"".join(encoded), offsets.tobytes(), n_chars.tobytes())
+
+    # An Arrow array.
     column = asked.texts
     sizes = pc.binary_length(column).to_numpy(zero_copy_only=False)
     if sizes.max(initial=0) > LIMITS.field_bytes:
@@ -260,17 +267,22 @@ def packed_of(asked: Asked, reads: int) -> Packed:
     return Packed(data.tobytes(), bounds.tobytes(), n_chars.tobytes())
 
 
-def _column(body: bytes, most: int) -> pa.Array:
-    """The stream's one column as a large_string. Nothing in it decides how much memory is used but its own size."""
+def _column(body: bytes, most_texts: int) -> pa.Array:
+    """Return the one column of a stream, as a large_string. The memory that it uses depends on the body's size only."""
+    # Check the schema.
     buffer = pa.py_buffer(body)
     messages = pa.ipc.MessageReader.open_stream(buffer)
     reader = pa.ipc.open_stream(buffer)
     kinds = (pa.string(), pa.large_string())
     if reader.schema.names != ["text"] or reader.schema.field("text").type not in kinds:
         raise BadRequest(422, "the stream must have one column: text, of strings")
+
+    # Refuse compressed messages before PyArrow decompresses them.
     for message in messages:
         if message.type == "record batch" and _is_compressed(message.metadata):
             raise BadRequest(422, _COMPRESSED)
+
+    # Validate and convert each batch.
     pieces, count = [], 0
     for batch in reader:
         try:
@@ -279,7 +291,7 @@ def _column(body: bytes, most: int) -> pa.Array:
             raise BadRequest(400, f"the batch that begins with text {count}: {error}") from error
         column = batch.column(0)
         count += len(column)
-        check_count(count, most)
+        check_count(count, most_texts)
         if column.null_count:
             raise BadRequest(422, f"text {count - len(column) + column.is_null().index(True).as_py()} is null")
         pieces.append(column.cast(pa.large_string()))
@@ -289,10 +301,10 @@ def _column(body: bytes, most: int) -> pa.Array:
 
 
 def _is_compressed(metadata: Any) -> bool:
-    """Whether a message of a record batch says that its buffers are compressed, and might be much larger than it is.
+    """Return whether the buffers of a record batch are compressed, so that they may be much larger than the message.
 
-    The metadata is a flatbuffer, which Arrow has checked: Message has the field `header` at 2, and the RecordBatch
-    there `compression` at 3 (Message.fbs).
+    The metadata is a flatbuffer, which Arrow has checked. In Message.fbs, field 2 of a Message is `header`, and field 3
+    of the RecordBatch there is `compression`.
     """
     data = memoryview(metadata)
 
@@ -308,10 +320,10 @@ def _is_compressed(metadata: Any) -> bool:
     return header is not None and field_of(header + struct.unpack_from("<I", data, header)[0], 3) is not None
 
 
-def check_count(count: int, most: int) -> None:
+def check_count(count: int, most_texts: int) -> None:
     """Raises BadRequest for too many texts."""
-    if count > most:
-        raise BadRequest(413, f"more than {most:,} texts: send them in several requests")
+    if count > most_texts:
+        raise BadRequest(413, f"more than {most_texts:,} texts: send them in several requests")
 
 
 def _check_length(number: int, size: int) -> None:
@@ -320,13 +332,16 @@ def _check_length(number: int, size: int) -> None:
 
 
 _FEW = 64
-"""Numbers that Python converts sooner than Arrow does."""
+"""Up to this many numbers, Python converts them faster than Arrow does."""
 
 _NO_LABEL = "the model overflows on this text"
 
 
 def to_json(model: str, predictions: Predictions, model_columns: ModelColumns) -> bytes:
-    """An object with the fields `model` and `results`, an object a text; floats as in a job's JSON lines."""
+    """Return an object with the fields `model` and `results`, a list with an object for each text.
+
+    Floats are written as in the JSON lines of a job.
+    """
     if model_columns.thresholds is None:
         columns = _lists(predictions, model_columns)
     else:
@@ -340,11 +355,11 @@ def to_json(model: str, predictions: Predictions, model_columns: ModelColumns) -
 
 
 def to_arrow(predictions: Predictions, model_columns: ModelColumns) -> bytes:
-    """A stream with the same columns."""
+    """Return an Arrow stream with the columns that `to_json` writes as fields."""
     columns = _columns(predictions, model_columns)
     if predictions.overflowed.any():
-        lost, kept = pa.array(predictions.overflowed), _counts(model_columns)
-        for name in set(columns) - kept:
+        lost, counts = pa.array(predictions.overflowed), _counts(model_columns)
+        for name in set(columns) - counts:
             columns[name] = columns[name].take(pa.array(np.arange(len(lost)), mask=predictions.overflowed))
         columns[REASON.name] = pc.if_else(lost, _NO_LABEL, pa.scalar(None, pa.string()))
     table, sink = pa.table(columns), pa.BufferOutputStream()
@@ -354,14 +369,14 @@ def to_arrow(predictions: Predictions, model_columns: ModelColumns) -> bytes:
 
 
 def _columns(predictions: Predictions, model_columns: ModelColumns) -> dict[str, pa.Array]:
-    """By name, in the order of a job's columns; of texts on which the model overflows, with the first class."""
+    """Return the columns by name, in the order of a job. Texts on which the model overflows get the first class."""
     known = replace(predictions, labels=np.maximum(predictions.labels, 0))
     columns = {N_CHARS.name: pa.array(predictions.n_chars), **model_columns.columns(known)}
     return {name: columns[name] for name in computed_columns([model_columns], truth=False).names}
 
 
 def _lists(predictions: Predictions, model_columns: ModelColumns) -> dict[str, list[Any]]:
-    """The same of a model that gives one label, as Python's values: for a few texts Arrow takes longer."""
+    """Return the columns of a model that gives one label, as Python values. For few texts this is faster than Arrow."""
     classes, names = model_columns.classes, model_columns.names
     columns: dict[str, list[Any]] = {
         names.label: [classes[label] for label in np.maximum(predictions.labels[:, 0], 0).tolist()],
@@ -381,7 +396,7 @@ def _lists(predictions: Predictions, model_columns: ModelColumns) -> dict[str, l
 
 
 def numbers(values: NDArray[np.float32]) -> list[float]:
-    """Each float32 as the float64 with the fewest digits that reads back as the same float32."""
+    """Return each float32 as the float64 with the fewest digits that converts back to the same float32."""
     if len(values) <= _FEW:
         return [float(str(value)) for value in values]
     numbers: list[float] = to_plain(pa.array(np.ascontiguousarray(values))).to_pylist()
@@ -389,7 +404,7 @@ def numbers(values: NDArray[np.float32]) -> list[float]:
 
 
 def _counts(model_columns: ModelColumns) -> set[str]:
-    """The columns that a text has even where it has no label."""
+    """Return the names of the columns that have a value even for a text without a label."""
     return {N_CHARS.name, *(field.name for field in model_columns.of_text)}
 
 

@@ -317,8 +317,8 @@ class Dispatcher:
             if len(self.devices) == 1 and shared == n and self._is_one_batch(device, waiting_key, n, c):
                 batches += 1
             else:
-                most = self._most_texts(device, waiting_key, c / n)
-                batches += math.ceil(shared / (most if len(self.devices) == 1 else _SURE_SHARE * most))
+                most_texts = self._most_texts(device, waiting_key, c / n)
+                batches += math.ceil(shared / (most_texts if len(self.devices) == 1 else _SURE_SHARE * most_texts))
         return max(0, batches - 1)
 
     def _seconds_waiting(self, device: Device) -> float:
@@ -330,8 +330,8 @@ class Dispatcher:
         )
 
     def _is_one_batch(self, device: Device, key: str, texts: int, chars: int) -> bool:
-        most = device.ready[key].batch
-        if most is not None and texts > most:
+        limit = device.ready[key].batch
+        if limit is not None and texts > limit:
             return False
         return texts <= 1 or device.times[key].seconds(texts, chars) <= self._longest(device, key)
 
@@ -341,8 +341,8 @@ class Dispatcher:
         return max(share / device.depth, 2 * device.times[key].seconds(1, 0))
 
     def _most_texts(self, device: Device, key: str, chars_a_text: float) -> int:
-        most = device.times[key].most_texts(self._longest(device, key), chars_a_text)
-        return min(most, device.ready[key].batch or most)
+        most_texts = device.times[key].most_texts(self._longest(device, key), chars_a_text)
+        return min(most_texts, device.ready[key].batch or most_texts)
 
     def _pump_soon(self) -> None:
         """Pump in the next turn of the event loop: requests that are read in one turn go into one batch."""
@@ -383,8 +383,8 @@ class Dispatcher:
         first = next((request for request in self.waiting if request.key in device.times), None)
         if first is None:
             return None
-        most = device.ready[first.key].batch or len(first.texts) + self.waiting.texts
-        return self.waiting.take(first.key, device.times[first.key], self._longest(device, first.key), most)
+        most_texts = device.ready[first.key].batch or len(first.texts) + self.waiting.texts
+        return self.waiting.take(first.key, device.times[first.key], self._longest(device, first.key), most_texts)
 
     def _start(self, device: Device, number: int, batch: Batch, now: float) -> None:
         for request, first, _ in batch.pieces:
@@ -421,7 +421,7 @@ class Dispatcher:
 
     def _deliver(self, batch: Batch, rows: Rows) -> None:
         rows_of = {top_k: cut(rows, top_k) for top_k in {piece.request.top_k for piece in batch.pieces}}
-        data = {top_k: (kept.tobytes(), kept.itemsize) for top_k, kept in rows_of.items()}
+        data = {top_k: (cut_rows.tobytes(), cut_rows.itemsize) for top_k, cut_rows in rows_of.items()}
         at = 0
         for request, first, last in batch.pieces:
             of, size = data[request.top_k]

@@ -1,6 +1,6 @@
-"""The messages between a server and an engine, wherever that is; and how long a batch takes there.
+"""The messages between a server and an engine in another process or on a worker, and the expected time of a batch.
 
-That is measured when a model is loaded, and corrected by every batch.
+The time is measured when a model is loaded, and each batch corrects it.
 """
 
 from __future__ import annotations
@@ -21,23 +21,23 @@ from ..model.charcnn import Model
 from ..model.ngrams import MOST_READ
 
 Rows: TypeAlias = NDArray[np.void]
-"""Predictions with all scores, a row a text, as `to_rows` of `requests.py` makes them."""
+"""Predictions with all scores, one row for each text, as `to_rows` of `requests.py` makes them."""
 
 
 class EngineLost(BroadsheetError):
-    """The process or the worker that had a batch is gone."""
+    """The process or the worker that computed a batch is gone."""
 
 
 @dataclass(frozen=True)
 class Choice:
-    """What a user has chosen for all engines.
+    """The settings of all engines.
 
     Attributes
     ----------
     device, precision, kernels : str
         As in `open_engine`.
     longest : float
-        Seconds of the longest batch that is measured.
+        The seconds of the longest batch to measure.
 
     """
 
@@ -49,20 +49,20 @@ class Choice:
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """A model as it is served.
+    """A model that the server offers.
 
     Attributes
     ----------
     name : str
-        The name by which clients ask for it.
+        The name that clients use.
     number : int
-        1, and one more with each reload.
+        1 at the start of the server, and one more after each reload.
     source : str
-        The file, or the name of a shipped model, from which it was loaded.
+        The file, or the name of a shipped model, from which the model was loaded.
     model : Model
         The model.
     data : bytes
-        The same, for the engines: `Model.to_bytes`.
+        The model as the bytes that engines get: `Model.to_bytes`.
 
     """
 
@@ -74,24 +74,24 @@ class LoadedModel:
 
     @property
     def key(self) -> str:
-        """The name by which engines know it, beside the version before it."""
+        """The name that engines use, which differs between versions of the model."""
         return f"{self.name}@{self.number}"
 
 
 @dataclass(frozen=True)
 class Ready:
-    """What an engine reports of a model that it has loaded.
+    """The report of an engine about a model that it has loaded.
 
     Attributes
     ----------
     backend : Backend
-        What decides the bits of its scores.
+        Everything that decides the bits of the scores.
     device : str
-        The device's name.
+        The name of the device.
     points : list of Point
-        What was measured of its batches.
+        The measured times of batches.
     batch : int or None
-        Texts of its largest batch, where it has a limit.
+        The number of texts in the largest batch, or None if there is no limit.
 
     """
 
@@ -102,21 +102,21 @@ class Ready:
 
 
 class Load(NamedTuple):
-    """Load a model beside those that are there.
+    """Asks an engine to load a model, in addition to those that it has.
 
     Attributes
     ----------
     key : str
-        By which the engine is to know it.
+        The key of the model in later messages.
     name : str
-        The model's name.
+        The name of the model.
     model : bytes
-        The model, as `LoadedModel.data`.
+        The model, as in `LoadedModel.data`.
     choice : Choice
         Device, precision and kernels.
     threads : int
-        Threads that the engine may use. In a message to a worker of Dask: the workers of its host, which share the
-        cores.
+        The number of threads that the engine may use. In a message to a Dask worker, it is the number of workers on its
+        host, which share the cores.
 
     """
 
@@ -128,27 +128,31 @@ class Load(NamedTuple):
 
 
 class Loaded(NamedTuple):
+    """Reports that the engine has loaded a model."""
+
     key: str
     ready: Ready
 
 
 class Unload(NamedTuple):
+    """Asks an engine to forget a model."""
+
     key: str
 
 
 class Classify(NamedTuple):
-    """Classify a batch.
+    """Asks an engine to classify a batch.
 
     Attributes
     ----------
     number : int
-        The batch's, which comes back with the answer.
+        The number of the batch, which the answer repeats.
     key : str
-        By which the engine knows the model.
+        The key of the model.
     texts : tuple of PickleBuffer
-        `data`, `offsets` and `n_chars` of `Texts`: buffers are pickled much faster than arrays.
+        `data`, `offsets` and `n_chars` of `Texts`. Buffers are pickled much faster than arrays.
     top_k : int
-        The most probable classes of each text, so many.
+        The number of most probable classes to find for each text.
 
     """
 
@@ -164,13 +168,13 @@ class Classified(NamedTuple):
     Attributes
     ----------
     number : int
-        That of `Classify`.
+        The number of the batch, from `Classify`.
     rows : PickleBuffer
         The predictions, as `to_rows` makes them.
     classes, top_k : int
-        Of each row, which say how long it is (`kind_of`).
+        The numbers of classes and of best labels in each row, which decide its type (`kind_of`).
     seconds : float
-        How long the device took.
+        The seconds that the device took.
 
     """
 
@@ -182,55 +186,55 @@ class Classified(NamedTuple):
 
 
 class Failed(NamedTuple):
-    """A model that could not be loaded under `key`. With a key of "", the device has failed, and its process ends."""
+    """Reports that a model cannot be loaded. If `key` is "", the device has failed, and the engine's process ends."""
 
     key: str
     error: BroadsheetError
 
 
 class RemoteEngine(Protocol):
-    """One device. `name` is what logs and metrics call it."""
+    """An engine on one device, in another process. Logs and metrics have its `name`."""
 
     name: str
 
     async def load(self, loaded: LoadedModel) -> Ready:
-        """Load a model beside the others. Raises BroadsheetError where it cannot be, EngineLost."""
+        """Load a model in addition to the others. Raises BroadsheetError if that fails, and EngineLost."""
         ...
 
     async def unload(self, key: str) -> None: ...
 
     async def classify(self, key: str, texts: Texts, top_k: int) -> tuple[Rows, float]:
-        """Predictions, and seconds on the device. Raises EngineLost."""
+        """Return the predictions, and the seconds on the device. Raises EngineLost."""
         ...
 
 
 _STEP, _QUANTILE = 0.04, 0.8
-"""A batch moves what is expected of its size by 4 % at most, so that an outlier does no harm; and by more upwards than
-downwards, so that four batches in five take no longer than expected.
+"""A batch changes the expected time of its size by at most 4 %, so that an outlier does no harm. It raises the time by
+more than it lowers it, so that four batches in five take no longer than expected.
 """
 
 _SLOW = 1.25
-"""A batch that takes so many times what is expected is an outlier, or the first of many: the second in a row moves what
-is expected by twice as much, the third by three times as much.
+"""A batch that takes this many times the expected time is slow. It is an outlier, or the first of many: the second slow
+batch in a row raises the expected time by twice as much, the third by three times as much.
 """
 
 _OWN_SHARE = 0.25
-"""A step moves what is expected of all sizes, and of the batch's own size by this share of it more: mostly all sizes
-become slower together, when other processes use the same cores.
+"""Each batch changes the expected time of all sizes, and that of its own size by this share more. In most cases all
+sizes become slower together, because other processes use the same cores.
 """
 
 _LEAST, _MOST = 0.5, 8.0
-"""How far what is expected may move from what was measured: a machine gets busy, but not a thousand times slower."""
+"""The limits of the factor between expected and measured time. A busy machine is not a thousand times slower."""
 
 LONGEST_S = 0.25
-"""Seconds of the longest batch: longer ones would do no more work in the same time, and hold up others."""
+"""The seconds of the longest batch. Longer ones do no more work per second, and make others wait."""
 
 _CHARS = 4
-"""Characters of a text are rounded up to this, so that the size found for one average is used for the next."""
+"""The average length of texts is rounded up to a multiple of this, so that close averages share a cached batch size."""
 
 _IN_A_GRAPH = 32
-"""A GPU labels up to so many texts as one graph, made for each number of texts when it first comes
-(`kernels/small_batches.py`): `measure` makes them all, while no request waits.
+"""A GPU labels up to this many texts with one CUDA graph (`kernels/small_batches.py`). It captures a graph the first
+time that a number of texts comes. `measure` makes it capture all of them, while no request waits.
 """
 
 _REPEATS = 3
@@ -238,16 +242,16 @@ _LARGEST = 1 << 15
 
 
 class Point(NamedTuple):
-    """What was measured of batches of one size.
+    """The measured time of batches of one size.
 
     Attributes
     ----------
     texts : int
-        Texts in a batch.
+        The number of texts in the batch.
     seconds : float
-        Seconds of a batch of texts of one character.
+        The seconds that the batch takes if each text has one character.
     per_char : float
-        Seconds more for each character that the model reads.
+        The additional seconds for each further character that the model reads.
 
     """
 
@@ -257,8 +261,9 @@ class Point(NamedTuple):
 
 
 def measure(engine: Engine, longest: float) -> list[Point]:
-    """Time batches of 1, 2, 4, … texts, of one character and of as many as the model reads, MOST_READ at most, until a
-    batch takes `longest` seconds, or LONGEST_S.
+    """Measure batches of 1, 2, 4, … texts, until one takes `longest` seconds or LONGEST_S, whichever is less.
+
+    Each size is measured with texts of one character and with texts as long as the model reads, at most MOST_READ.
     """
     for texts in range(1, _IN_A_GRAPH + 1) if engine.backend.device == "cuda" else ():
         engine.classify(Texts.of([b"a"] * texts), all_scores=True)
@@ -285,13 +290,13 @@ def _seconds_of(engine: Engine, texts: Texts) -> float:
         began = time.perf_counter()
         engine.classify(texts, all_scores=True)
         timings.append(time.perf_counter() - began)
-    return min(timings)  # whatever else the machine does only makes it longer
+    return min(timings)  # other work of the machine only makes it longer
 
 
 class BatchTime:
-    """Seconds of a batch, by its texts and the characters that the model reads of them.
+    """The expected seconds of a batch, by its number of texts and the characters that the model reads of them.
 
-    Between the sizes that were measured it is interpolated; beyond the largest it grows in proportion.
+    Between measured sizes, the time is interpolated. Beyond the largest, it grows in proportion to the texts.
 
     Examples
     --------
@@ -308,10 +313,10 @@ class BatchTime:
         self._sizes = [point.texts for point in points]
         self._common, self._factors = 1.0, [1.0] * len(points)
         self._slow = 0
-        self._most: dict[tuple[float, int], int] = {}
+        self._most_texts: dict[tuple[float, int], int] = {}
 
     def seconds(self, texts: int, chars: int) -> float:
-        """What a batch of so many texts, of which the model reads so many characters, is expected to take."""
+        """Return the expected seconds of a batch with this number of texts and of characters that the model reads."""
         last = self._points[-1].texts
         if texts > last:
             return self._at(-1, chars, texts / last)
@@ -323,9 +328,9 @@ class BatchTime:
         return low + (high - low) * (texts - self._sizes[right - 1]) / (self._sizes[right] - self._sizes[right - 1])
 
     def most_texts(self, seconds: float, chars_a_text: float) -> int:
-        """How many texts of that length are expected to be computed within `seconds`; 1 at least."""
+        """Return how many texts of this average length an engine should compute within `seconds`, at least 1."""
         chars_a_text = _CHARS * math.ceil(chars_a_text / _CHARS)
-        if (seconds, chars_a_text) not in self._most:
+        if (seconds, chars_a_text) not in self._most_texts:
             low, high = 1, 2 * _LARGEST
             while low < high:
                 middle = (low + high + 1) // 2
@@ -333,17 +338,17 @@ class BatchTime:
                     low = middle
                 else:
                     high = middle - 1
-            self._most[seconds, chars_a_text] = low
-        return self._most[seconds, chars_a_text]
+            self._most_texts[seconds, chars_a_text] = low
+        return self._most_texts[seconds, chars_a_text]
 
     def learn(self, texts: int, chars: int, seconds: float) -> None:
-        """Correct what is expected of batches of about this size by the seconds that a batch took."""
+        """Correct the expected time of batches of about this size by the seconds that a batch took."""
         right = min(bisect_right(self._sizes, texts), len(self._sizes) - 1)
         nearest = right if right == 0 or texts >= 0.75 * self._sizes[right] else right - 1
         over = seconds / self.seconds(texts, chars)
         self._slow = self._slow + 1 if over > _SLOW else 0
         step = _STEP * (_QUANTILE * max(1, self._slow) if over > 1 else _QUANTILE - 1)
-        self._most.clear()
+        self._most_texts.clear()
         self._common = _within(self._common * (1 + step))
         self._factors[nearest] = _within(self._factors[nearest] * (1 + _OWN_SHARE * step))
 

@@ -1,5 +1,6 @@
-"""The link between the main process and those that speak HTTP: messages over a pair of sockets, and memory that all of
-them share. The messages of one turn of the event loop are sent together: a length, and a list in MessagePack.
+"""The link between the main process and the HTTP processes: messages over a pair of sockets, and shared memory.
+
+All messages of one turn of the event loop are sent together, as a length and a list in MessagePack.
 """
 
 from __future__ import annotations
@@ -23,28 +24,29 @@ _LENGTH = struct.Struct("<Q")
 
 
 class Message(msgspec.Struct, array_like=True, gc=False):
-    """The base of all messages. A message's `number` is that of its request, as the HTTP process counts them."""
+    """The base of all messages. The field `number` is the number of a request, which its HTTP process has given it."""
 
 
 class Ask(Message, tag=0):
-    """Classify texts.
+    """Asks for the labels of texts.
 
     Attributes
     ----------
     number : int
-        The request's.
+        The number of the request.
     key : str
-        By which the main process knows the model.
+        The key of the model, which also names its version.
     data, offsets, n_chars : bytes
-        Of `Packed`.
+        The texts, as in `Packed`.
     top_k : int
-        The most probable classes of each text, so many.
+        The number of most probable classes to find for each text.
     arrived : float or None
-        When the request was there, by the monotonic clock, which all processes share; None where its time begins now.
+        The time at which the request had arrived, by the monotonic clock, which all processes share. None if its time
+        begins now.
     back : float
-        Seconds that the answer will need on its way.
+        The seconds that this process will need to write the answer.
     trace : str
-        What `Traces.carried` has returned.
+        The result of `Traces.carried`.
 
     """
 
@@ -60,7 +62,7 @@ class Ask(Message, tag=0):
 
 
 class Forget(Message, tag=1):
-    """The client has hung up."""
+    """Reports that the client of a request has hung up."""
 
     number: int
 
@@ -71,7 +73,7 @@ class Call(Message, tag=2):
     Attributes
     ----------
     number : int
-        The request's.
+        The number of the request.
     what : str
         "models", "ready", "metrics" or "reload".
     model : str
@@ -85,20 +87,20 @@ class Call(Message, tag=2):
 
 
 class Counted(Message, tag=3):
-    """The requests that have ended since the last such message, as `RequestCounts` counts them.
+    """Reports the requests that have ended since the last such message, as `RequestCounts` counts them.
 
     Attributes
     ----------
     is_asked : bool
-        Whether this answers `Count`.
+        Whether this message answers `Count`.
     requests : list of (str, int, int)
-        Model, status and number of requests.
+        Model, HTTP status and number of requests.
     texts : dict of str to int
-        Texts of each model.
+        The number of texts for each model.
     seconds : dict of str to float
-        Seconds that the requests of each model took, in all.
+        The sum of the seconds of all requests for each model.
     buckets : dict of str to list of int
-        Requests of each model, by the bucket of the seconds that they took.
+        The number of requests for each model, in each bucket of seconds.
 
     """
 
@@ -110,31 +112,31 @@ class Counted(Message, tag=3):
 
 
 class Listens(Message, tag=4):
-    """The process takes connections."""
+    """Reports that the process accepts connections."""
 
 
 class Answers(Message, tag=5):
-    """The process has received an answer to a text of its own."""
+    """Reports that the process has received an answer for a text of its own, so that it can answer clients too."""
 
 
 class Answered(Message, tag=10):
-    """The predictions of a request; `rows` is as `to_rows` makes them."""
+    """The predictions for a request. `rows` has the bytes of the array that `to_rows` makes."""
 
     number: int
     rows: bytes
 
 
 class Denied(Message, tag=11):
-    """The request is refused.
+    """Reports that a request is refused.
 
     Attributes
     ----------
     number : int
-        The request's.
+        The number of the request.
     reason : str
-        Why, as the client reads it.
+        The reason, in words for the client.
     retry_after, until : float
-        Of `Refused`.
+        The attributes of `Refused`.
 
     """
 
@@ -145,7 +147,7 @@ class Denied(Message, tag=11):
 
 
 class Changed(Message, tag=12):
-    """The model is not served any more under that key. Ask with the key that the last `Served` has."""
+    """Reports that the model has another key now. The request must be sent again, with the key in the last `Served`."""
 
     number: int
 
@@ -156,9 +158,9 @@ class Returned(Message, tag=13):
     Attributes
     ----------
     number : int
-        The request's.
+        The number of the request.
     status : int
-        Of HTTP.
+        The HTTP status.
     body : bytes
         JSON, or the page of metrics.
 
@@ -170,22 +172,22 @@ class Returned(Message, tag=13):
 
 
 class Served(Message, tag=14):
-    """A model, sent at the start and whenever it has changed.
+    """Describes a model. The main process sends it at the start, and again whenever the model has changed.
 
     Attributes
     ----------
     name : str
-        The name by which clients ask for it.
+        The name that clients use.
     key : str
-        By which the main process knows it.
+        The key of the model, which also names its version.
     reads : int
-        Characters that it reads of a text.
+        The number of characters that the model reads of a text.
     classes : tuple of str
-        Its classes.
+        The classes.
     thresholds : tuple of float or None
-        Where it gives several labels, the score from which on it gives each.
+        For a model that gives several labels, the lowest score at which it gives each.
     is_number : bool
-        Whether it gives a text a number.
+        Whether the model gives each text a number.
 
     """
 
@@ -198,11 +200,11 @@ class Served(Message, tag=14):
 
 
 class Count(Message, tag=15):
-    """Send `Counted` now."""
+    """Asks the process to send `Counted` now."""
 
 
 class Stop(Message, tag=16):
-    """Take no new requests, and end once those that there are have been answered; at once if `now`."""
+    """Asks the process to accept no new requests, and to end after it has answered the others, or at once if `now`."""
 
     now: bool
 
@@ -212,34 +214,36 @@ ToHttp = Answered | Denied | Changed | Returned | Served | Count | Stop
 
 
 class Link(asyncio.Protocol):
-    """One end of the pair.
+    """One end of the pair of sockets.
 
-    `kind` is the union of the messages that come. `take` is called with each of them, and `lost` once the other end is
-    gone.
+    `kind` is the union of the messages that this end receives. The link calls `receive` with each message, and `lost`
+    after the other end has gone.
     """
 
-    def __init__(self, kind: Any, take: Callable[[Any], None], lost: Callable[[], None]) -> None:
+    def __init__(self, kind: Any, receive: Callable[[Any], None], lost: Callable[[], None]) -> None:
         self._decode = msgspec.msgpack.Decoder(list[kind]).decode
         self._encode = msgspec.msgpack.Encoder().encode
-        self._take, self._lost = take, lost
+        self._receive, self._lost = receive, lost
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.WriteTransport | None = None
         self._came = bytearray()
         self._going: list[Message] = []
 
     def send(self, message: Message) -> None:
-        """Send a message with this turn of the event loop; to an end that is gone, nothing is sent."""
+        """Send a message at the end of this turn of the event loop. If the other end is gone, the message is lost."""
         if not self._going:
             self._loop.call_soon(self.flush)
         self._going.append(message)
 
     def flush(self) -> None:
+        """Send all waiting messages now."""
         going, self._going = self._going, []
         if going and self._transport is not None and not self._transport.is_closing():
             data = self._encode(going)
             self._transport.write(_LENGTH.pack(len(data)) + data)
 
     def close(self) -> None:
+        """Send all waiting messages, and close this end."""
         self.flush()
         if self._transport is not None:
             self._transport.close()
@@ -257,7 +261,7 @@ class Link(asyncio.Protocol):
             messages = self._decode(bytes(memoryview(came)[_LENGTH.size : end]))
             del came[:end]
             for message in messages:
-                self._take(message)
+                self._receive(message)
 
     def connection_lost(self, error: Exception | None) -> None:
         self._lost()
@@ -268,9 +272,10 @@ _BYTES = 8
 
 
 class Held:
-    """Connections, and bytes of bodies. A process changes only its own numbers, so that no lock is needed.
+    """The numbers of connections and of bytes of bodies that each process holds, in shared memory.
 
-    `file` is the descriptor of what `file_for` makes, and `number` that of the process.
+    Each process changes only its own numbers, so no lock is needed. `file` is the descriptor of the file that
+    `file_for` makes, and `number` the number of the process.
     """
 
     def __init__(self, file: int, number: int) -> None:
@@ -279,7 +284,7 @@ class Held:
 
     @staticmethod
     def file_for(processes: int) -> IO[bytes]:
-        """A file without a name, which holds the numbers of so many processes."""
+        """Return a file without a name, for the numbers of this many processes."""
         file = tempfile.TemporaryFile()  # noqa: SIM115 - it is open as long as the server is
         os.truncate(file.fileno(), processes * _PLACES * _BYTES)
         return file
@@ -306,14 +311,14 @@ class Held:
 
 
 _FEW = 8
-"""A process that has asked for more than these, and not been answered, is busy."""
+"""A process is busy if more than this many of its requests wait for an answer of the main process."""
 
 
 class Main:
-    """The main process, as a process that speaks HTTP sees it.
+    """The main process, as an HTTP process sees it.
 
-    `models` has what is served, by name, and `counts` the requests that have ended. `stop` is called when the main
-    process sends `Stop`, with its `now`.
+    `models` has the served models by name, and `counts` the requests that have ended. When the main process sends
+    `Stop`, `stop` is called with its `now`.
     """
 
     def __init__(self, stop: Callable[[bool], None]) -> None:
@@ -332,9 +337,9 @@ class Main:
         return self._asked > _FEW
 
     def check_open(self, served: Served) -> None:
-        """For a request of one text. Raises Refused while the main process would refuse it, as its last refusal says.
+        """Raise Refused if the main process would refuse a request of one text, according to its last refusal.
 
-        That saves the main process the time to refuse it again.
+        This saves the main process the time to refuse the request.
         """
         reason, retry_after, until = self._closed.get(served.key, ("", 0.0, 0.0))
         if self.is_busy and time.monotonic() < until:
@@ -343,7 +348,7 @@ class Main:
     async def classify(
         self, served: Served, texts: Packed, top_k: int, arrived: float | None, back: float, trace: str, gone: set[Any]
     ) -> Predictions:
-        """Predictions with all scores.
+        """Return predictions for texts, with all scores.
 
         Parameters
         ----------
@@ -352,20 +357,25 @@ class Main:
         texts : Packed
             The texts.
         top_k : int
-            The most probable classes of each text, so many, or all of them.
+            The number of most probable classes to find for each text; fewer if the model has fewer classes.
         arrived : float or None
-            When the request was there, by the monotonic clock; None where its time begins once it is asked.
+            The time at which the request had arrived, by the monotonic clock. None if its time begins when the main
+            process receives it.
         back : float
-            Seconds that the answer will need on its way.
+            The seconds that this process will need to write the answer.
         trace : str
-            What `Traces.carried` has returned.
+            The result of `Traces.carried`.
         gone : set of callable
-            Receives a function to call once the client hangs up.
+            Receives a function to call if the client hangs up.
 
         Raises
         ------
-        Refused, ModelChanged, Gone
-            ModelChanged where the model is served under another key now; Gone once the client hangs up.
+        Refused
+            If the main process refuses the request.
+        ModelChanged
+            If the model now has another key.
+        Gone
+            If the client hangs up.
 
         """
         number, answer = self._open_one()
@@ -392,7 +402,7 @@ class Main:
         return from_rows(rows, len(served.classes), top_k)
 
     async def call(self, what: str, model: str = "") -> Returned:
-        """Ask the main process for anything else, as `Call` lists it."""
+        """Ask the main process for anything else that `Call` lists, and return its answer."""
         number, answer = self._open_one()
         self.link.send(Call(number, what, model))
         try:
@@ -402,12 +412,12 @@ class Main:
             del self._open[number]
 
     async def count(self) -> None:
-        """Send what has been counted."""
+        """Send the counts, if there are any."""
         if self.counts.requests:
             self._count(is_asked=False)
 
     def close(self) -> None:
-        """Send what has been counted, and close the link: this process ends."""
+        """Send the counts and close the link, before this process ends."""
         self._count(is_asked=False)
         self._is_over = True
         self.link.close()
@@ -425,7 +435,7 @@ class Main:
 
     def _take(self, message: Any) -> None:
         if isinstance(message, Answered):
-            self._closed.clear()  # a batch is done, and the next one starts
+            self._closed.clear()  # a batch has ended, so the queue has room again
             self._resolve(message.number, message.rows)
         elif isinstance(message, Denied):
             self._resolve(message.number, Refused(message.reason, message.retry_after, message.until))
@@ -446,5 +456,5 @@ class Main:
             settle(answer, result)
 
     def _lost(self) -> None:
-        if not self._is_over:  # nobody answers any more
+        if not self._is_over:  # without the main process, nobody can answer requests
             os._exit(1)

@@ -1,7 +1,7 @@
-"""One of the processes that speak HTTP: it reads and checks requests, asks the main process, and writes the answers.
+"""An HTTP process: it reads and checks requests, asks the main process for labels, and writes the answers.
 
-Started by `http_processes.py`, which sends it `Begin`, and then messages. Connections have limits that uvicorn leaves
-to a proxy: how many, and how long a request may take to come.
+`http_processes.py` starts it, and sends it `Begin` and then messages. Connections have two limits that uvicorn leaves
+to a proxy: their number, and the time in which a request must arrive.
 """
 
 from __future__ import annotations
@@ -36,23 +36,23 @@ from .settings import Settings, start_log
 from .tracing import open_traces
 
 _TCP_INFO = struct.Struct("8B12I")
-"""`struct tcp_info` (linux/tcp.h) from its beginning to `tcpi_last_data_recv`, in milliseconds."""
+"""`struct tcp_info` (linux/tcp.h), from its beginning to `tcpi_last_data_recv`, which is in milliseconds."""
 
 TICK_S = time.clock_getres(6)
-"""Of CLOCK_MONOTONIC_COARSE (linux/time.h): by such ticks, of 1 to 10 ms, the kernel counts milliseconds."""
+"""The resolution of CLOCK_MONOTONIC_COARSE (linux/time.h), 1 to 10 ms. The kernel counts milliseconds in such ticks."""
 
 
 class Connection(Protocol):
-    """A socket, or what an event loop has in place of one."""
+    """A socket, or the object that an event loop has in place of a socket."""
 
     def getsockopt(self, level: int, option: int, size: int, /) -> bytes: ...
 
 
 def came(connection: Connection, turn: float) -> float:
-    """When the last that was read of a TCP connection came to this machine, by the monotonic clock, at the latest.
+    """Return the latest time at which the last data of a TCP connection may have arrived, by the monotonic clock.
 
-    `turn` is when the event loop began to read what had come, which is precise; how long it was in the socket before is
-    known by the kernel's ticks only, of which one may have passed in no time.
+    `turn` is the time at which the event loop began to read, which is precise. The time that the data had waited in the
+    socket is known in ticks of the kernel only, of which the first may have come at once.
     """
     info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO.size)
     milliseconds: int = _TCP_INFO.unpack(info)[-1]
@@ -62,16 +62,16 @@ def came(connection: Connection, turn: float) -> float:
 HEAD_BYTES = 1 << 16
 
 _MOST_AHEAD = 16
-"""Requests of a connection that are read while the one before them is answered."""
+"""The number of requests of a connection that are read ahead, while an earlier one is answered."""
 
 _PAUSE, _LONGEST_PAUSE = 20, 1.0
-"""A refused client is read again after so many times that by which this process was behind with reading, at most; and
-after so many seconds, the least that `Retry-After` says.
+"""The longest pause before the next request of a refused client is read: this many times the delay with which the
+process reads, and at most this many seconds, the least value of `Retry-After`.
 """
 
 
 class Turn:
-    """The present turn of the event loop: when it began to read what had come, by the monotonic clock; 0 before."""
+    """The current turn of the event loop. `began` is when it began to read, by the monotonic clock; 0 before that."""
 
     began = 0.0
 
@@ -85,36 +85,44 @@ class Turn:
 
 
 class HttpConnection(asyncio.Protocol):
-    """A connection whose requests uvicorn's own protocol answers, within limits that uvicorn leaves to a proxy: how
-    many connections there are, and how long a request may take to come.
+    """A connection, between the client and uvicorn's own protocol, which answers its requests.
 
-    The protocol gets one request at a time, written as plainly as possible. So each has one answer, in order, and a
-    wish for another protocol (`Upgrade: h2c`) is passed over, as HTTP allows, whatever body is with it. The `state` of
-    a request's scope has this object as `connection`.
+    It adds limits that uvicorn leaves to a proxy: the number of connections, and the time in which a request must
+    arrive. A request goes through these stages:
 
-    Clients that ask again at once, whenever they are refused, would leave this process no time for others: each request
-    would have waited too long before it is read, and all would be refused. So where a process is behind with reading,
-    the next request of a client that it refuses is left in its socket for a while.
+    1. `data_received` parses the data, and the `on_...` methods collect each request in `_requests`.
+    2. `_go_on` gives uvicorn's protocol the first request, and waits (`_wait_for`) for data that is missing. If it does
+       not arrive in time, `_late` refuses the request or closes the connection.
+    3. The application answers through `_WholeAnswers` and calls `answered`. The next request follows.
+
+    Uvicorn's protocol gets one request at a time, in its plainest form. So each request has one answer, in order. A
+    wish for another protocol (`Upgrade: h2c`) is ignored, as HTTP allows, also if the request has a body. The `state`
+    of a request's scope has this object as `connection`.
+
+    Clients that repeat a refused request at once would leave this process no time for others: each request would have
+    waited too long before it is read, and all would be refused. So if the process is late with reading, it leaves the
+    next request of a client that it refuses in the socket for a while.
 
     Parameters
     ----------
     settings : Settings
-        The server's.
+        The settings of the server.
     held : Held
-        Connections that all processes hold.
+        The numbers of connections that all processes hold.
     turn : Turn
-        Of the event loop.
+        The turn of the event loop.
     **options
-        What uvicorn gives to a protocol.
+        The arguments that uvicorn gives to a protocol.
 
     Attributes
     ----------
     gone : set of callable
         Functions to call when the client hangs up.
     arrived : float
-        When the request that is to be answered came, by the monotonic clock, once all of it is read.
+        The time at which the whole current request had arrived, by the monotonic clock. It is set after the request is
+        read.
     is_refused : bool
-        Set by the application where it has no time for that request.
+        Whether the application has refused the current request because it has no time. The application sets it.
 
     """
 
@@ -126,13 +134,13 @@ class HttpConnection(asyncio.Protocol):
         self.gone: set[Callable[[], object]] = set()
         self.arrived = self._behind = self._read_on = self._until = 0.0
         self.is_refused = self._is_answered = self._is_over = False
-        self._requests: deque[list[bytes]] = deque()  # what uvicorn has not got yet; the first request is answered now
+        self._requests: deque[list[bytes]] = deque()  # data that uvicorn does not have yet; the first is current
         self._refusal, self._waits_for, self._line_bytes = b"", "", 0
         self.on_message_begin()
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         self._transport, self._answers = transport, _WholeAnswers(transport)
-        given = transport.get_extra_info("socket")  # of uvloop, which makes a real one for each question
+        given = transport.get_extra_info("socket")  # an object of uvloop, which creates a real socket for each call
         self._socket = socket.socket(given.family, given.type, given.proto, given.fileno())
         self._uvicorn.connection_made(self._answers)  # type: ignore[arg-type]
         self._connections.discard(self._uvicorn)
@@ -149,7 +157,7 @@ class HttpConnection(asyncio.Protocol):
         self._connections.discard(self)
         self._held.add_connections(-1)
         self._uvicorn.connection_lost(exc)
-        del self._uvicorn, self._parser  # which hold this object, and would stay until garbage is collected
+        del self._uvicorn, self._parser  # they refer to this object, which otherwise stays until garbage collection
         for call in list(self.gone):
             call()
 
@@ -173,8 +181,8 @@ class HttpConnection(asyncio.Protocol):
                     break
                 except httptools.HttpParserUpgrade as wish:
                     left = left[wish.args[0] :]
-                    self._parser.feed_data(self._head())  # without the wish, with which it would pass over the body
-        except httptools.HttpParserUpgrade:  # CONNECT is a wish by itself
+                    self._parser.feed_data(self._head())  # without `Upgrade`, which makes the parser skip the body
+        except httptools.HttpParserUpgrade:  # the method CONNECT asks for an upgrade too
             self._refuse(400, "this is no proxy")
         except httptools.HttpParserError:
             if not self._is_too_large:
@@ -184,9 +192,9 @@ class HttpConnection(asyncio.Protocol):
         self._go_on()
 
     def eof_received(self) -> bool:
-        """The client sends no more, but may still read: what it has asked is answered, and then it is closed.
+        """Answer the requests that have arrived, then close: the client sends no more, but may still read.
 
-        Over TLS it is closed at once: event loops know no TLS connection that is half closed.
+        A TLS connection is closed at once, since event loops do not support half-closed TLS connections.
         """
         has_begun = self._coming == "head" and self._bytes_of_head() > 0
         if has_begun or self._coming == "body":
@@ -195,12 +203,13 @@ class HttpConnection(asyncio.Protocol):
         return self._transport.get_extra_info("sslcontext") is None
 
     def _bytes_of_head(self) -> int:
-        """Bytes of the head that is coming, by its lines rather than by what TCP delivers at once."""
-        if not self._headers:  # the line that is coming has the URL, unless that is over
+        """Return the size of the head that is arriving, by its lines and not by the pieces that TCP delivers."""
+        if not self._headers:  # the current line has the URL, or follows it
             return max(len(self._url), self._line_bytes)
         return len(self._url) + self._head_bytes + self._line_bytes
 
     def _head(self) -> bytes:
+        """Return the head of the current request, without `Upgrade`."""
         version = self._parser.get_http_version().encode()
         return b"%s %s HTTP/%s\r\n%s\r\n" % (self._parser.get_method(), self._url, version, b"".join(self._headers))
 
@@ -220,10 +229,10 @@ class HttpConnection(asyncio.Protocol):
     def on_headers_complete(self) -> None:
         self._is_too_large = self._head_bytes + len(self._url) > HEAD_BYTES
         if self._is_too_large:
-            raise ValueError("the head is too large")  # so that the parser stops
+            raise ValueError("the head is too large")  # this stops the parser
         if not self._parser.should_upgrade():
-            httptools.parse_url(self._url).path.decode("ascii")  # raises where it is no URL, and the parser with it
-            self._coming, self._waits_for = "body", ""  # so that the body's time begins now
+            httptools.parse_url(self._url).path.decode("ascii")  # an invalid URL raises, which stops the parser
+            self._coming, self._waits_for = "body", ""  # the time limit of the body begins now
             self._requests.append([self._head()])
 
     def on_chunk_header(self) -> None:
@@ -238,32 +247,34 @@ class HttpConnection(asyncio.Protocol):
         if self._is_chunked:
             self._requests[-1].append(b"0\r\n\r\n")
         self._coming = "idle"
-        arrived = max(came(self._socket, self._turn.began), self._read_on)  # it is not late where it was held back
+        arrived = max(came(self._socket, self._turn.began), self._read_on)  # a pause does not make a request late
         self._behind = time.monotonic() - arrived
         if len(self._requests) == 1:
             self.arrived = arrived
 
     def answered(self) -> None:
-        """Called by the application once it has answered a request."""
+        """Go on with the next request. The application calls this after it has answered a request."""
         self._answers.flush()
         self._is_answered = True
         self._go_on()
 
     def shutdown(self) -> None:
-        """Called by uvicorn when the server stops: requests that have come are answered, and it is closed."""
+        """Answer the requests that have arrived, then close. Uvicorn calls this when the server stops."""
         self._is_over = True
         self._go_on()
 
     def read_on(self) -> None:
-        """Read the client's next request, if that had to wait."""
+        """Read the client's next request now, if it waits because of a pause."""
         if self._waits_for == "pause":
             self._read_on = time.monotonic()
             self._go_on()
 
     def _go_on(self) -> None:
-        """Pass on what has come of the request that is to be answered next, and wait for what has not."""
+        """Give uvicorn the data of the current request, and wait for what is missing."""
         if self._transport.is_closing():
             return
+
+        # Pass on the data of the current request, or of the next ones if it is answered.
         is_refused = self.is_refused
         while self._requests:
             if pieces := self._requests[0]:
@@ -274,11 +285,15 @@ class HttpConnection(asyncio.Protocol):
             self._requests.popleft()
             self.arrived, self._is_answered, self.is_refused = time.monotonic(), False, False
             self._transport.resume_reading()
+
+        # Stop reading if too many requests have been read ahead.
         count = len(self._requests)
         if count > 1 and (self._coming == "body" or count > _MOST_AHEAD):
             self._transport.pause_reading()
         elif self._coming != "body":
-            self._transport.resume_reading()  # so that a client that hangs up after a long body is noticed
+            self._transport.resume_reading()  # to notice a client that hangs up after a long body
+
+        # Close if this is the end, or else choose what to wait for, and how long.
         if self._is_over and count < 2:
             self._answers.is_last = True
             self._uvicorn.shutdown()
@@ -293,13 +308,16 @@ class HttpConnection(asyncio.Protocol):
             self._wait_for("head", self._settings.head_s)
         elif is_refused and self._behind > too_late(self._settings) / 2:
             self._transport.pause_reading()
-            most = min(_LONGEST_PAUSE, _PAUSE * self._behind)
-            self._wait_for("pause", random.uniform(0.5, 1) * most)  # or all would come again together
+            longest = min(_LONGEST_PAUSE, _PAUSE * self._behind)
+            self._wait_for("pause", random.uniform(0.5, 1) * longest)  # or all would come back together
         else:
             self._wait_for("idle", self._settings.idle_s)
 
     def _wait_for(self, what: str, seconds: float = 0.0) -> None:
-        """A timer that ends before is left, and set again then: to set one for each request would take longer."""
+        """Wait for the head, the body, the next request ("idle") or the end of a "pause"; "" is no limit.
+
+        An earlier timer keeps running, and `_late` sets it again. Setting a timer for each request would take longer.
+        """
         if what != self._waits_for:
             now = self._loop.time()
             self._waits_for, self._until = what, now + seconds
@@ -308,7 +326,8 @@ class HttpConnection(asyncio.Protocol):
                 self._timer = self._loop.call_at(self._until, self._late)
 
     def _late(self) -> None:
-        if self._loop.time() + 0.01 < self._until:  # timers count milliseconds
+        """Act on a time limit that has passed, or set the timer again if the limit is later."""
+        if self._loop.time() + 0.01 < self._until:  # timers are precise to milliseconds
             self._timer = self._loop.call_at(self._until, self._late)
         elif self._waits_for == "pause":
             self.read_on()
@@ -318,7 +337,10 @@ class HttpConnection(asyncio.Protocol):
             self._refuse(408, f"the {self._waits_for} of the request did not come in time")
 
     def _refuse(self, status: int, message: str) -> None:
-        """Answer the request that is coming, unless it has an answer, and close; once those before it have theirs."""
+        """Refuse the request that is arriving, unless it has an answer already, and close.
+
+        Earlier requests are answered first.
+        """
         if len(self._url) >= HEAD_BYTES:
             status, message = 414, f"the URL is longer than {HEAD_BYTES >> 10} KiB"
         body = b'{"error":"%s"}' % message.encode()
@@ -334,12 +356,12 @@ _CLOSE = b"connection: close\r\n"
 
 
 class _WholeAnswers:
-    """A transport that sends the head of an answer with the beginning of its body: a client wakes up once.
+    """A transport that sends the head of an answer together with the body, so that the client wakes up only once.
 
     Attributes
     ----------
     is_last : bool
-        Whether the connection is closed after the next answer, which then says so.
+        Whether the connection closes after the next answer, which then has the header `Connection: close`.
 
     """
 
@@ -352,7 +374,7 @@ class _WholeAnswers:
         return getattr(self._transport, name)
 
     def write(self, data: bytes) -> None:
-        if self._head or data.startswith(b"HTTP/1.1 100 "):  # for which the body waits
+        if self._head or data.startswith(b"HTTP/1.1 100 "):  # the client sends the body only after this line
             self.flush(data)
         elif self.is_last and _CLOSE not in data.lower():
             self._head = data.removesuffix(b"\r\n") + _CLOSE + b"\r\n"
@@ -371,24 +393,24 @@ class _WholeAnswers:
 
 _COUNT_SECONDS = 1
 _LAST_LOOKS, _LOOK_SECONDS = 5, 0.02
-"""How often the event loop looks for connections and requests that have come before the process stops: a connection is
-taken at the first look, and read at the second.
+"""The number of further turns of the event loop before the process stops, and the seconds between them. The first turn
+accepts a connection that has arrived, and the second reads its request.
 """
 
 
 class Begin(NamedTuple):
-    """What a process is started with.
+    """The first message to an HTTP process.
 
     Attributes
     ----------
     settings : Settings
-        The server's.
+        The settings of the server.
     listening : int
-        File descriptor of the socket that takes connections.
+        The file descriptor of the socket that accepts connections.
     held : int
-        File descriptor of the file of `Held`.
+        The file descriptor of the file of `Held`.
     number : int
-        Of the process.
+        The number of the process.
 
     """
 
@@ -399,7 +421,7 @@ class Begin(NamedTuple):
 
 
 class _Uvicorn(uvicorn.Server):
-    """Signals are the main process's to act on."""
+    """A server of uvicorn that does not handle signals, since only the main process acts on them."""
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -407,14 +429,14 @@ class _Uvicorn(uvicorn.Server):
 
 
 def certificates_of(settings: Settings) -> ssl.SSLContext | None:
-    """Raises UsageError for files that hold no certificate and its key."""
+    """Return the TLS context, or None without TLS. Raises UsageError if the files have no certificate with its key."""
     if settings.certificate is None:
         return None
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     try:
         context.load_cert_chain(settings.certificate, settings.key)
-    except OSError as error:  # ssl.SSLError is one
+    except OSError as error:  # ssl.SSLError is an OSError
         raise UsageError(f"{settings.certificate}: no certificate with its key: {error}") from error
     return context
 
@@ -430,7 +452,7 @@ def _configured(settings: Settings, app: App, main: Main, held: Held) -> uvicorn
         access_log=False,
         server_header=False,
         proxy_headers=False,
-        timeout_keep_alive=round(settings.idle_s + settings.head_s) + 2,  # HttpConnection closes it before
+        timeout_keep_alive=round(settings.idle_s + settings.head_s) + 2,  # HttpConnection closes it earlier
         timeout_graceful_shutdown=max(1, round(settings.drain_s)),
         callback_notify=main.count,
         timeout_notify=_COUNT_SECONDS,
@@ -441,6 +463,8 @@ def _configured(settings: Settings, app: App, main: Main, held: Held) -> uvicorn
 
 
 async def _serve(connection: socket.socket, begin: Begin) -> None:
+    """Answer requests until the main process sends `Stop`."""
+    # Connect the link, the application and uvicorn.
     loop, stopping = asyncio.get_running_loop(), asyncio.Event()
 
     def stop(now: bool) -> None:
@@ -451,16 +475,19 @@ async def _serve(connection: socket.socket, begin: Begin) -> None:
     app = App(begin.settings, main, held, open_traces())
     server = _Uvicorn(_configured(begin.settings, app, main, held))
     await loop.create_connection(lambda: main.link, sock=connection)
+
+    # Serve, and report that this process listens and answers.
     async with asyncio.TaskGroup() as group:
         group.create_task(server.serve(sockets=[socket.socket(fileno=begin.listening)]))
         while not server.started:
             await asyncio.sleep(_LOOK_SECONDS)
         gc.collect()
-        gc.freeze()  # or what is collected later would take longer than a request
+        gc.freeze()  # otherwise a later collection takes longer than a request
         main.link.send(Listens())
         trying = asyncio.create_task(app.answer_one())
         await stopping.wait()
-        # Requests that this machine has are read first: uvicorn closes connections of which it has read nothing.
+
+        # Read the requests that have arrived before stopping: uvicorn closes connections without data at once.
         for each in list(server.server_state.connections):
             each.read_on()  # type: ignore[union-attr]
         for _ in range(_LAST_LOOKS):
@@ -471,7 +498,7 @@ async def _serve(connection: socket.socket, begin: Begin) -> None:
 
 
 def main() -> None:
-    """Run until the main process says so, or is gone."""
+    """Run until the main process sends `Stop`, or is gone."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     connection = parent_of(sys.argv[1])

@@ -1,6 +1,6 @@
-"""The processes that speak HTTP, as the main process has them: their requests go to the dispatcher.
+"""Starts the HTTP processes, and passes their requests to the dispatcher.
 
-A process that ends is started again, and only its own connections are lost.
+If a process ends unexpectedly, it is started again, and only its own connections are lost.
 """
 
 from __future__ import annotations
@@ -47,29 +47,29 @@ from .requests import Gone, Refused, Request, settle
 from .settings import Settings, log
 
 Calls: TypeAlias = Callable[[str, str], Awaitable[tuple[int, bytes]]]
-"""Of `what` and `model` of a `Call`, the HTTP status and the body."""
+"""A function that takes `what` and `model` of a `Call`, and returns the HTTP status and the body."""
 
 _COUNT_WITHIN = 1.0
-"""Seconds within which each process must report what it has counted; then metrics are shown without."""
+"""The seconds within which each process must report its counts. The page of metrics does not wait longer."""
 
 _LONGEST_WAIT = 10.0
 _STEADY_SECONDS = 10.0
-"""A process that ran so long is started again at once; one that does not gets ever more time."""
+"""A process that has run this long is started again at once. If it ends sooner, each wait is longer than the last."""
 
 
 class HttpProcesses:
-    """All processes that speak HTTP.
+    """All HTTP processes.
 
     Parameters
     ----------
     settings : Settings
-        The server's settings.
+        The settings of the server.
     listening : list of socket.socket
-        A socket that listens, for each process.
+        A listening socket for each process.
     dispatcher : Dispatcher
         Receives the requests to classify.
     metrics : Metrics
-        Receives what the processes count.
+        Receives the counts of the processes.
     calls : Calls
         Answers all other requests.
 
@@ -86,7 +86,7 @@ class HttpProcesses:
         self._stopping = asyncio.Event()
 
     async def start(self) -> None:
-        """Start them, and wait until they take connections."""
+        """Start the processes, and wait until all accept connections."""
         numbers = range(len(self._listening))
         self._processes = list(await asyncio.gather(*map(self._start, numbers)))
         await asyncio.gather(*(process.listens for process in self._processes))
@@ -97,39 +97,39 @@ class HttpProcesses:
             self.stop(now=False)
 
     async def answer(self) -> None:
-        """Wait until each has answered a text."""
+        """Wait until each process has answered a text."""
         await asyncio.gather(*(process.answers for process in self._processes))
 
     @property
     def are_ready(self) -> bool:
-        """Whether each has answered a text: a connection may be dealt to any of them."""
+        """Whether each process has answered a text. All must be ready, since any of them may get a connection."""
         return all(process.answers.done() and not process.has_ended for process in self._processes)
 
     def tell_of(self, loaded: LoadedModel) -> None:
-        """Report to all processes that a model was loaded, in the place of another or not."""
+        """Report a new model, or a new version of a model, to all processes."""
         for process in self._processes:
             process.send(_served(loaded))
 
     async def count(self) -> None:
-        """Wait until what the processes have counted is in the metrics."""
+        """Wait until the metrics have the counts of all processes."""
         counted = [process.count() for process in self._processes if not process.has_ended]
         if counted:
             await asyncio.wait(counted, timeout=_COUNT_WITHIN)
 
     def stop(self, now: bool) -> None:
-        """Take no new requests; those that there are, are answered, unless `now`."""
+        """Accept no new requests. Requests that have arrived are answered, unless `now`."""
         self._stopping.set()
-        for listening in self._listening if self._tasks else ():  # else the next client would wait for an answer
+        for listening in self._listening if self._tasks else ():  # or the next client would wait in vain
             listening.close()
         for process in self._processes:
             process.send(Stop(now))
 
     async def ended(self) -> None:
-        """Wait until all are gone, after `stop`; those too that were started in the place of lost ones."""
+        """Wait, after `stop`, until all processes have ended, including those that replace lost ones."""
         await asyncio.wait(self._tasks)
 
     async def close(self) -> None:
-        """End them."""
+        """End all processes at once."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -144,7 +144,7 @@ class HttpProcesses:
         return process
 
     async def _keep(self, number: int) -> None:
-        """Start a process again whenever it has ended."""
+        """Start a process again whenever it has ended, until `stop`."""
         wait = 0.0
         while True:
             began, process = time.monotonic(), self._processes[number]
@@ -163,14 +163,14 @@ class HttpProcesses:
                 return
             wait = min(_LONGEST_WAIT, max(1.0, 2 * wait))
             self._processes[number] = process = await self._start(number)
-            if self._stopping.is_set():  # and `stop` did not reach the new process
+            if self._stopping.is_set():  # `stop` was called before there was the new process
                 process.send(Stop(now=False))
             await process.listens
             log.info("HTTP process ready", extra={"fields": {"process": process.pid}})
 
 
 class _HttpProcess:
-    """A process that speaks HTTP, and its requests that are not answered yet."""
+    """An HTTP process, and its requests that have no answer yet."""
 
     def __init__(self, child: Child, dispatcher: Dispatcher, metrics: Metrics, calls: Calls) -> None:
         self.pid = child.process.pid
@@ -187,7 +187,7 @@ class _HttpProcess:
     @classmethod
     async def start(cls, begin: Begin, *arguments: Any) -> _HttpProcess:
         descriptors = [begin.listening, begin.held]
-        start = partial(Child, descriptors=descriptors, stderr=None)  # it writes the log itself
+        start = partial(Child, descriptors=descriptors, stderr=None)  # the process writes to the log itself
         child = await asyncio.to_thread(start, "broadsheet.pipeline.serve.http_process")
         send(child.connection, packed(begin))
         made = cls(child, *arguments)
@@ -202,14 +202,14 @@ class _HttpProcess:
         self.link.send(message)
 
     def count(self) -> asyncio.Future[None]:
-        """A future that is done once the process has reported what it has counted."""
+        """Ask the process for its counts. Return a future that is done after it has reported them."""
         told: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._counting.append(told)
         self.send(Count())
         return told
 
     async def close(self) -> int:
-        """Close the link, and wait until the process has ended; its exit code."""
+        """Close the link, wait until the process has ended, and return its exit code."""
         self.link.close()
         return await asyncio.to_thread(self._child.end)
 
@@ -235,7 +235,7 @@ class _HttpProcess:
     def _ask(self, ask: Ask) -> None:
         loaded = self._dispatcher.models[name_of(ask.key)]
         if loaded.key != ask.key:
-            self.send(_served(loaded))  # a process that was starting when the model was changed may not have it
+            self.send(_served(loaded))  # a process that was just starting may have missed the change
             self.send(Changed(ask.number))
             return
         data, offsets = np.frombuffer(ask.data, np.uint8), np.frombuffer(ask.offsets, np.int64)
@@ -262,7 +262,7 @@ class _HttpProcess:
         self.send(Returned(call.number, *await self._calls(call.what, call.model)))
 
     def _lost(self) -> None:
-        """The process is gone, and its clients with it."""
+        """Forget the requests of the process, which is gone together with its clients."""
         for request in list(self._open.values()):
             self._dispatcher.forget(request)
         for waits in (self.listens, self.answers, self.ended, *self._counting):

@@ -1,5 +1,6 @@
-"""The engines of this machine: one for each GPU, or one for the CPU's cores, each in a process that is started again
-when it ends.
+"""The engines of this machine: one for each GPU, or one for all cores of the CPU.
+
+Each is in its own process, which is started again if it ends.
 """
 
 from __future__ import annotations
@@ -27,16 +28,16 @@ from .settings import log
 
 _BUFFER_BYTES = 4 << 20
 _PATIENCE_SECONDS = 60.0
-"""A batch is expected to take a fraction of a second: a device that has not answered after this long never will."""
+"""The seconds after which a device without an answer counts as lost. A batch should take a fraction of a second."""
 _ENDING_SECONDS = 5.0
 
 _LONGEST_WAIT = 30.0
 _STEADY_SECONDS = 60.0
-"""An engine that ran so long is started again at once; one that does not gets ever more time."""
+"""An engine that has run this long is started again at once. If it ends sooner, each wait is longer than the last."""
 
 
 class LocalFleet:
-    """The engines of this machine. `states` has, by its device's name, "ready" or what the engine is doing."""
+    """The engines of this machine. `states` has, by the name of the device, "ready" or what the engine does instead."""
 
     def __init__(self, dispatcher: Dispatcher, choice: Choice, gpus: int, metrics: Metrics) -> None:
         self.states: dict[str, str] = {}
@@ -47,7 +48,7 @@ class LocalFleet:
         self._engines: dict[str, ProcessEngine] = {}
 
     async def start(self) -> None:
-        """Start all engines. Raises BroadsheetError where one of them cannot be."""
+        """Start all engines. Raises BroadsheetError if one of them cannot start."""
         self.states = dict.fromkeys(self._environments, "starting")
         started = [asyncio.create_task(self._start(name)) for name in self._environments]
         await asyncio.gather(*started)
@@ -73,11 +74,14 @@ class LocalFleet:
         """Start an engine again whenever it has ended."""
         name, wait = engine.name, 0.0
         while True:
+            # Wait until the engine ends.
             began = time.monotonic()
             why = await engine.ended()
             for device in [device for device in self._dispatcher.devices if device.engine is engine]:
                 self._dispatcher.remove(device)
             await engine.close()
+
+            # Try to start it, with ever longer waits.
             if time.monotonic() - began > _STEADY_SECONDS:
                 wait = 0.0
             while True:
@@ -97,7 +101,7 @@ class LocalFleet:
 
 
 def _environments(gpus: int) -> dict[str, dict[str, str]]:
-    """The variables of each engine's process, by the name of its device."""
+    """Return the environment variables of each engine's process, by the name of its device."""
     if not gpus:
         return {"cpu": {}}
     visible = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
@@ -111,7 +115,7 @@ def _about(engine: ProcessEngine, **more: object) -> dict[str, object]:
 
 
 class ProcessEngine(asyncio.Protocol):
-    """An engine in a process of this machine. `start` makes one."""
+    """An engine in a process of this machine. `start` creates one."""
 
     def __init__(self, name: str, child: Child, choice: Choice, threads: int) -> None:
         self.name = name
@@ -126,7 +130,7 @@ class ProcessEngine(asyncio.Protocol):
 
     @classmethod
     async def start(cls, name: str, environment: dict[str, str], choice: Choice, threads: int) -> ProcessEngine:
-        """Start a process for the device that `environment` names; no model is loaded yet."""
+        """Start a process, without a model, for the device that `environment` names."""
         start_child = partial(Child, environment=environment, buffer_bytes=_BUFFER_BYTES)
         child = await asyncio.to_thread(start_child, "broadsheet.pipeline.serve.engine_process")
         engine = cls(name, child, choice, threads)
@@ -157,7 +161,7 @@ class ProcessEngine(asyncio.Protocol):
             watch.cancel()
 
     async def ended(self) -> str:
-        """Wait until the process is gone; why."""
+        """Wait until the process is gone, and return the reason."""
         return await asyncio.shield(self._lost)
 
     async def close(self) -> None:
@@ -187,7 +191,7 @@ class ProcessEngine(asyncio.Protocol):
         self._lose(self._why)
 
     def _take(self, message: Any) -> None:
-        """Pass an answer of the process on to the request that waits for it."""
+        """Pass an answer of the process to the request that waits for it."""
         if isinstance(message, Classified):
             rows = np.frombuffer(message.rows, kind_of(message.classes, message.top_k))
             settle(self._computing.pop(message.number), (rows, message.seconds))
@@ -204,11 +208,11 @@ class ProcessEngine(asyncio.Protocol):
 
     @property
     def exit_code(self) -> int | None:
-        """The exit code of its process, once that has ended; a negative one is a signal's number."""
+        """The exit code of the process, or None while it runs. A negative code is the number of a signal."""
         return self._child.process.poll()
 
     def _lose(self, why: str) -> None:
-        """Let all requests to the process fail, and kill it unless the server stops it."""
+        """Let all requests to the process fail, and kill the process unless the server stops."""
         if self._lost.done():
             return
         self._lost.set_result(why)

@@ -1,4 +1,4 @@
-"""The interface in OpenAPI; and a page of that for people, which loads nothing from elsewhere."""
+"""The documentation of the HTTP interface: an OpenAPI document, and a page for people, which loads no other file."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from .settings import Settings
 
 
 def describe(settings: Settings) -> dict[str, Any]:
-    """The document at `/openapi.json`."""
+    """Return the document at `/openapi.json`."""
     described: dict[str, Any] = yaml.safe_load(files(__package__).joinpath("openapi.yaml").read_text())
     del described["x-shared"]
     described["info"]["version"] = version("broadsheet")
     schemas = described["components"]["schemas"] = _schemas(settings)
     described["paths"]["/v1/classify"]["post"]["parameters"] = [
-        {"name": name, "in": "query", "description": "With Arrow", "schema": schema.get("anyOf", [schema])[0]}
+        {"name": name, "in": "query", "description": "For an Arrow body", "schema": schema.get("anyOf", [schema])[0]}
         for name, schema in schemas["ClassifyOptions"]["properties"].items()
     ]
     for operations in described["paths"].values():
@@ -34,7 +34,7 @@ def describe(settings: Settings) -> dict[str, Any]:
 
 
 def page(described: dict[str, Any], model: str) -> str:
-    """The document as HTML, in which requests are about `model`."""
+    """Return the document as HTML. Its example requests name `model`."""
     environment = Environment(
         loader=PackageLoader("broadsheet.pipeline.serve", "."),
         autoescape=True,
@@ -47,11 +47,11 @@ def page(described: dict[str, Any], model: str) -> str:
 
 
 def _schemas(settings: Settings) -> dict[str, Any]:
-    """The schemas of the structs of requests and answers, by name."""
+    """Return the schemas of the structs of requests and answers, by name."""
     own = (ClassifyOptions, ClassifyRequest, ClassifyAnswer, ModelList, ModelAbout, ServerState, ErrorMessage)
     others = (PredictRequest, ClassifyInput, InferRequest, Invocation)
     _, schemas = msgspec.json.schema_components((*own, *others), ref_template="#/components/schemas/{name}")
     properties = schemas["ClassifyRequest"]["properties"]
     properties["texts"] |= {"maxItems": settings.max_texts, "description": "The texts to label"}
-    properties["model"]["description"] = f"Which model labels them. Default: {settings.default_model}"
+    properties["model"]["description"] = f"The model that labels the texts. Default: {settings.default_model}"
     return schemas

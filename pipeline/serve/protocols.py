@@ -1,9 +1,10 @@
-"""Requests and answers of other servers' protocols: Text Embeddings Inference and Hugging Face's, vLLM and Infinity,
-the Open Inference Protocol (KServe, Triton), SageMaker. Each reads a body as `Asked`, which has the function that
-writes the answer. None of them knows what becomes of a request in between.
+"""Requests and answers in the protocols of other servers.
 
-Their answers have no place for a text without a label: where the model overflows on one, the request fails, and the
-error says on which.
+These are Text Embeddings Inference and Hugging Face, vLLM and Infinity, the Open Inference Protocol (KServe, Triton),
+and SageMaker. For each, one function reads a body as `Asked`, which holds the function that writes the answer.
+
+The answers have no place for a text without a label. So if the model overflows on a text, the whole request fails, and
+the error says on which text.
 """
 
 from __future__ import annotations
@@ -38,10 +39,10 @@ _encode = msgspec.json.encode
 
 
 class Spoken(NamedTuple):
-    """A route to classify.
+    """The protocol of a route to classify.
 
-    `read` reads a request, and raises BadRequest. `failed` makes the status and the answer of an error, of a status and
-    a message.
+    `read` decodes a request, or raises BadRequest. `failed` takes the HTTP status and the message of an error, and
+    returns the status and the answer by the protocol.
     """
 
     read: Callable[[Received], Asked]
@@ -53,11 +54,10 @@ def _failed(status: int, told: str) -> tuple[int, Reply]:
 
 
 def _scores(served: Served, predictions: Predictions, is_raw: bool = False) -> NDArray[np.float32]:
-    """The scores of all classes, float32 [N, classes]; of a model of numbers, these, [N, 1].
+    """Return the scores of all classes, float32 [N, classes], or the numbers of a model of numbers, [N, 1].
 
-    Raises BadRequest for a text that has none.
-
-    With `is_raw` they are logits, up to a number for each text on which softmax does not depend.
+    With `is_raw`, return logits, up to a constant for each text, which softmax ignores. Raises BadRequest for a text
+    without scores.
     """
     scores = predictions.all_scores
     assert scores is not None
@@ -80,7 +80,7 @@ def _rows(values: NDArray[np.float32]) -> list[list[float]]:
 def _ranked(
     served: Served, predictions: Predictions, is_raw: bool = False, top_k: int | None = None
 ) -> list[list[dict[str, Any]]]:
-    """Score and label of the classes of each text, the best first; of a model of numbers, the number and its level."""
+    """Return scores and labels of each text, the best first. A model of numbers gives one number and its level."""
     scores = _scores(served, predictions, is_raw)
     if served.is_number:
         order = predictions.labels[:, :1].tolist()
@@ -96,27 +96,27 @@ def _wants_json(received: Received) -> None:
         raise BadRequest(415, f"the content type must be {JSON}")
 
 
-# Text Embeddings Inference, and the form of Hugging Face's own servers, which has `parameters`.
+# Text Embeddings Inference, and the form of Hugging Face's own servers, which adds `parameters`.
 
 
 class HubParameters(msgspec.Struct):
-    """What Hugging Face's client sends beside a text."""
+    """The options that Hugging Face's client sends with the texts."""
 
     top_k: Annotated[int, msgspec.Meta(ge=1)] | None = None
     function_to_apply: Literal["softmax", "sigmoid", "none"] | None = None
 
 
 class PredictRequest(msgspec.Struct):
-    """As Text Embeddings Inference and Hugging Face's client have it; other fields are passed over."""
+    """A request of Text Embeddings Inference or of Hugging Face's client. Other fields are ignored."""
 
-    inputs: Annotated[str | list[str | list[str]], msgspec.Meta(description="A text, or a list of [text]; or of texts")]
-    raw_scores: Annotated[bool, msgspec.Meta(description="Give logits, up to a number for each text")] = False
+    inputs: Annotated[str | list[str | list[str]], msgspec.Meta(description="A text, or a list of texts or of [text]")]
+    raw_scores: Annotated[bool, msgspec.Meta(description="Return logits, up to a constant for each text")] = False
     truncate: Annotated[
         bool | None, msgspec.Meta(description="If false, refuse a text that is longer than the model reads")
     ] = None
-    truncation_direction: Annotated[str, msgspec.Meta(description="Only Right: what comes last is not read")] = "Right"
+    truncation_direction: Annotated[str, msgspec.Meta(description="Only Right: cut the end of a long text")] = "Right"
     parameters: Annotated[
-        HubParameters | None, msgspec.Meta(description="top_k, function_to_apply; the answer is then a list of lists")
+        HubParameters | None, msgspec.Meta(description="top_k, function_to_apply. The answer is then a list of lists")
     ] = None
 
 
@@ -129,7 +129,7 @@ def _read_predict(received: Received) -> Asked:
     inputs = [asked.inputs] if isinstance(asked.inputs, str) else asked.inputs
     if not inputs:
         raise BadRequest(400, "`inputs` is empty")
-    check_count(len(inputs), received.most)
+    check_count(len(inputs), received.most_texts)
     if asked.truncation_direction.lower() != "right":
         raise BadRequest(422, "truncation_direction: the models here read a text from its beginning")
     texts = []
@@ -162,7 +162,7 @@ def _predict_failed(status: int, told: str) -> tuple[int, Reply]:
 
 
 def tei_info(model: ModelAbout, settings: Settings) -> dict[str, Any]:
-    """What Text Embeddings Inference answers at /info."""
+    """Return the answer of Text Embeddings Inference to `/info`."""
     label_of = {str(number): name for number, name in enumerate(model.classes)}
     number_of = {name: number for number, name in enumerate(model.classes)}
     return {
@@ -182,24 +182,24 @@ def tei_info(model: ModelAbout, settings: Settings) -> dict[str, Any]:
 # vLLM, and Infinity, whose client always sends `raw_scores`.
 
 _NOT_SPECIFIED = "default/not-specified"
-"""What Infinity's client sends where no model is named."""
+"""The name that Infinity's client sends if the user names no model."""
 
 
 class ClassifyInput(msgspec.Struct):
-    """As vLLM and Infinity have it; other fields are passed over."""
+    """A request of vLLM or Infinity. Other fields are ignored."""
 
-    input: Annotated[str | list[str], msgspec.Meta(description="A text, or several")]
-    model: Annotated[str | None, msgspec.Meta(description="Which model labels them")] = None
+    input: Annotated[str | list[str], msgspec.Meta(description="A text, or a list of texts")]
+    model: Annotated[str | None, msgspec.Meta(description="The model that labels the texts")] = None
     use_activation: Annotated[
-        bool | None, msgspec.Meta(description="If false, give logits, up to a number for each text")
+        bool | None, msgspec.Meta(description="If false, return logits, up to a constant for each text")
     ] = None
-    activation: Annotated[bool | None, msgspec.Meta(description="The same, by an older name")] = None
-    softmax: Annotated[bool | None, msgspec.Meta(description="The same, by an older name")] = None
+    activation: Annotated[bool | None, msgspec.Meta(description="An older name of use_activation")] = None
+    softmax: Annotated[bool | None, msgspec.Meta(description="An older name of use_activation")] = None
     truncate_prompt_tokens: Annotated[
-        int | None, msgspec.Meta(description="Only -1, as much as the model reads: it has no tokens")
+        int | None, msgspec.Meta(description="Only -1, the length that the model reads, since it has no tokens")
     ] = None
     raw_scores: Annotated[
-        bool | UnsetType, msgspec.Meta(description="Answer as Infinity does; if true, with logits")
+        bool | UnsetType, msgspec.Meta(description="Answer in the form of Infinity; if true, with logits")
     ] = UNSET
 
 
@@ -212,7 +212,7 @@ def _read_classify(received: Received) -> Asked:
     if asked.truncate_prompt_tokens not in (None, -1):
         raise BadRequest(400, "truncate_prompt_tokens: the models here read characters, not tokens: leave it out")
     texts = [asked.input] if isinstance(asked.input, str) else asked.input
-    check_count(len(texts), received.most)
+    check_count(len(texts), received.most_texts)
     return Asked(texts, None if asked.model == _NOT_SPECIFIED else asked.model, 1, partial(_write_classify, asked))
 
 
@@ -246,32 +246,32 @@ def _classify_failed(status: int, told: str) -> tuple[int, Reply]:
 
 MODELS = ("/v2/models/{name:path}/versions/1", "/v2/models/{name:path}")
 _HEAD_BYTES = b"inference-header-content-length"
-_DIGITS = 18  # of more, Python makes no integer at some point
+_DIGITS = 18  # Python refuses to convert very long strings to integers
 
 
 class InferInput(msgspec.Struct):
-    """A tensor of texts. The name does not matter."""
+    """A tensor of texts. It may have any name."""
 
     name: str
     shape: list[int]
     datatype: str
     parameters: dict[str, Any] = {}
-    data: Annotated[list[Any] | UnsetType, msgspec.Meta(description="The texts, unless they are binary")] = UNSET
+    data: Annotated[list[Any] | UnsetType, msgspec.Meta(description="The texts, unless they are binary data")] = UNSET
 
 
 class InferOutput(msgspec.Struct):
-    """A tensor that is wanted."""
+    """A tensor to return."""
 
     name: Literal["label", "score", "scores"]
     parameters: dict[str, Any] = {}
 
 
 class InferRequest(msgspec.Struct):
-    """As the Open Inference Protocol has it; other fields are passed over."""
+    """A request of the Open Inference Protocol. Other fields are ignored."""
 
-    inputs: Annotated[list[InferInput], msgspec.Meta(description="One, of BYTES")]
-    id: Annotated[str | None, msgspec.Meta(description="Comes back with the answer")] = None
-    outputs: Annotated[list[InferOutput], msgspec.Meta(description="label, score, scores; none: all of them")] = []
+    inputs: Annotated[list[InferInput], msgspec.Meta(description="One tensor of the datatype BYTES")]
+    id: Annotated[str | None, msgspec.Meta(description="An id that the answer repeats")] = None
+    outputs: Annotated[list[InferOutput], msgspec.Meta(description="Any of label, score, scores; if empty, all")] = []
     parameters: dict[str, Any] = {}
 
 
@@ -279,10 +279,13 @@ _infer = msgspec.json.Decoder(InferRequest)
 
 
 def _read_infer(received: Received) -> Asked:
+    # Split the body into its JSON head and binary tensors.
     length = received.headers.get(_HEAD_BYTES, b"%d" % len(received.body))
     if not length.isdigit() or len(length) > _DIGITS or int(length) > len(received.body):
         raise BadRequest(400, "Inference-Header-Content-Length is no length within the body")
     asked, binary = decoded(_infer, received.body[: int(length)]), received.body[int(length) :]
+
+    # Take the texts from either.
     if len(asked.inputs) != 1 or asked.inputs[0].datatype != "BYTES":
         raise BadRequest(422, "give one input of datatype BYTES: the texts")
     given = asked.inputs[0]
@@ -297,12 +300,12 @@ def _read_infer(received: Received) -> Asked:
         texts = _flat(given.data)
     if math.prod(given.shape) != len(texts):
         raise BadRequest(422, f"an input of shape {given.shape} has {len(texts):,} texts")
-    check_count(len(texts), received.most)
+    check_count(len(texts), received.most_texts)
     return Asked(texts, received.model, 1, partial(_write_infer, asked))
 
 
 def _texts_of(binary: bytes) -> list[str]:
-    """The texts of a binary tensor: each is its length, in four bytes, and then its UTF-8."""
+    """Return the texts of a binary tensor. Each is its length, in four bytes, then its UTF-8."""
     texts: list[str] = []
     at = 0
     try:
@@ -329,6 +332,7 @@ def _flat(data: Sequence[Any]) -> list[str]:
 
 
 def _write_infer(asked: InferRequest, served: Served, predictions: Predictions) -> Reply:
+    # Make the tensors that the client wants.
     scores = predictions.all_scores if served.is_number else _scores(served, predictions)
     labels = np.array(served.classes, object)[predictions.labels[:, 0]]
     tensors: dict[str, Any] = {"label": labels, "score": predictions.scores[:, 0], "scores": scores}
@@ -347,6 +351,8 @@ def _write_infer(asked: InferRequest, served: Served, predictions: Predictions) 
         else:
             made["data"] = values.tolist() if name == "label" else numbers(np.ascontiguousarray(values).reshape(-1))
         outputs.append(made)
+
+    # Write the JSON head, and the binary tensors after it.
     own_id = {} if asked.id is None else {"id": asked.id}
     head = _encode({"model_name": served.name, "model_version": "1", **own_id, "outputs": outputs})
     if not binary:
@@ -359,39 +365,40 @@ def _packed(labels: NDArray[np.object_]) -> bytes:
 
 
 def about_server() -> dict[str, Any]:
+    """Return the description of the server in the Open Inference Protocol."""
     return {"name": "broadsheet", "version": version("broadsheet"), "extensions": ["binary_tensor_data"]}
 
 
 def about_model(model: ModelAbout) -> dict[str, Any]:
-    """The tensors of a model; scores are in the order of the classes."""
+    """Return the description of a model's tensors. The scores are in the order of the classes."""
     shapes = {"label": [-1], "score": [-1], "scores": [-1, len(model.classes)]}
     outputs = [{"name": n, "datatype": "BYTES" if n == "label" else "FP32", "shape": s} for n, s in shapes.items()]
     inputs = [{"name": "text", "datatype": "BYTES", "shape": [-1]}]
     return {"name": model.name, "versions": ["1"], "platform": "broadsheet", "inputs": inputs, "outputs": outputs}
 
 
-# SageMaker: JSON as its own text classification has it, or as Hugging Face's containers do; lines of JSON; CSV; lines.
+# SageMaker: JSON in the form of its own text classification or of Hugging Face's containers, lines of JSON, CSV, lines.
 
 _LINES, _CSV, _PLAIN = b"application/jsonlines", b"text/csv", b"text/plain"
 
 
 class Configuration(msgspec.Struct):
-    """k: the most probable classes, so many."""
+    """k: the number of most probable classes to return."""
 
     k: Annotated[int, msgspec.Meta(ge=1)] = 1
 
 
 class Invocation(msgspec.Struct):
-    """`instances`, as SageMaker's own text classification has it; or `inputs` and all that /predict takes."""
+    """A request of SageMaker's own text classification, with `instances`; or `inputs` and other fields of /predict."""
 
-    instances: Annotated[list[str] | UnsetType, msgspec.Meta(description="Texts")] = UNSET
-    configuration: Annotated[Configuration, msgspec.Meta(description="k: give the most probable classes")] = (
-        msgspec.field(default_factory=Configuration)
+    instances: Annotated[list[str] | UnsetType, msgspec.Meta(description="The texts")] = UNSET
+    configuration: Annotated[Configuration, msgspec.Meta(description="k: number of classes to return")] = msgspec.field(
+        default_factory=Configuration
     )
 
 
 class InvocationLine(msgspec.Struct):
-    """A text in a line of JSON."""
+    """A text in a line of JSON, with the number of most probable classes to return."""
 
     source: str
     k: Annotated[int, msgspec.Meta(ge=1)] = 1
@@ -401,6 +408,7 @@ _invocation, _lines = msgspec.json.Decoder(Invocation), msgspec.json.Decoder(Inv
 
 
 def _read_invocation(received: Received) -> Asked:
+    # Read the texts, and how many classes each is to have.
     kind, body = received.kind, received.body
     if kind == _JSON:
         asked = decoded(_invocation, body)
@@ -415,7 +423,9 @@ def _read_invocation(received: Received) -> Asked:
         ks = [1] * len(texts)
     else:
         raise BadRequest(415, f"the content type must be one of {JSON}, application/jsonlines, text/csv, text/plain")
-    check_count(len(texts), received.most)
+    check_count(len(texts), received.most_texts)
+
+    # Choose the form of the answer.
     accept = received.headers.get(b"accept", b"").partition(b";")[0].strip().lower()
     wanted = accept if accept in (_JSON, _LINES, _CSV) else _CSV if kind == _PLAIN else kind
     return Asked(texts, None, 1, partial(_write_invocation, wanted, ks))
@@ -429,7 +439,7 @@ def _line(number: int, line: bytes) -> InvocationLine:
 
 
 def _records(body: bytes, is_csv: bool) -> list[str]:
-    """The texts of CSV with one column, or of lines."""
+    """Return the texts of a CSV with one column, or of plain lines."""
     try:
         text = body.decode()
         if not is_csv:
@@ -466,4 +476,4 @@ SPOKEN = {
     "/invocations": Spoken(_read_invocation, _failed),
     **{f"{path}/infer": Spoken(_read_infer, _failed) for path in MODELS},
 }
-"""Routes to classify, by path."""
+"""The protocols of the routes to classify, by path."""

@@ -1,7 +1,7 @@
-"""Requests that wait for a device: the earliest deadline first, and each with its share of a batch.
+"""The queue of requests that wait for a device: the earliest deadline first, and each with its share of a batch.
 
-This file also has the exceptions that end a request, and its predictions as bytes, a row a text, so that those of many
-requests are cut and sent without being unpacked.
+This file also has the exceptions that end a request, and the form of predictions as bytes, one row for each text. In
+this form, the predictions of a batch are split among its requests and sent without being unpacked.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from .engines import BatchTime, LoadedModel, Rows
 
 
 class Packed(NamedTuple):
-    """What `Texts` holds, as bytes.
+    """The arrays of `Texts`, as bytes.
 
     Attributes
     ----------
     data : bytes
         The texts, one after another, in UTF-8.
     offsets : bytes
-        Of int64 [N + 1]: text i is ``data[offsets[i]:offsets[i + 1]]``.
+        int64 [N + 1]: text i is ``data[offsets[i]:offsets[i + 1]]``.
     n_chars : bytes
-        Of int64 [N]: the characters of each whole text.
+        int64 [N]: the number of characters of each whole text.
 
     """
 
@@ -41,10 +41,10 @@ class Packed(NamedTuple):
 
 
 class Refused(Exception):
-    """A request that is not computed.
+    """A request that the server refuses to compute.
 
-    `retry_after` is in seconds. Until `until`, by the monotonic clock, any other request of one text for the same model
-    would be refused too; 0 where that is not known.
+    The client should wait for `retry_after` seconds. Until the time `until`, by the monotonic clock, any other request
+    of one text for the same model would be refused too; 0 if this is not known.
     """
 
     def __init__(self, message: str, retry_after: float = 1.0, until: float = 0.0) -> None:
@@ -53,7 +53,7 @@ class Refused(Exception):
 
 
 def settle(answer: asyncio.Future[Any], result: object) -> None:
-    """Give a future its result, or its error, unless it has one."""
+    """Give a future its result or its error, unless it is done."""
     if answer.done():
         return
     if isinstance(result, BaseException):
@@ -67,7 +67,7 @@ class Gone(Exception):
 
 
 class ModelChanged(Exception):
-    """The model was loaded anew since the request was read."""
+    """The model was loaded again after the request was read."""
 
 
 _COUNTS = ("n_chars", "truncated", "unknown_chars")
@@ -75,13 +75,13 @@ _COUNTS = ("n_chars", "truncated", "unknown_chars")
 
 @lru_cache
 def kind_of(classes: int, top_k: int) -> np.dtype[np.void]:
-    """The type of a row. Its bytes are those of this machine: rows are not kept, nor sent to others."""
+    """Return the type of a row. Its byte order is that of this machine, since rows are not stored or sent elsewhere."""
     labels = [("labels", np.int32, (top_k,)), ("scores", np.float32, (top_k,)), ("all_scores", np.float32, (classes,))]
     return np.dtype([("n_chars", np.int64), ("unknown_chars", np.int64), *labels, ("truncated", np.bool_)], align=True)
 
 
 def to_rows(predictions: Predictions) -> Rows:
-    """Predictions with all scores as an array of rows, [N]."""
+    """Return predictions with all scores as an array of rows, [N]."""
     assert predictions.all_scores is not None
     rows = np.zeros(len(predictions.labels), kind_of(predictions.all_scores.shape[1], predictions.labels.shape[1]))
     for name in rows.dtype.names or ():
@@ -90,7 +90,7 @@ def to_rows(predictions: Predictions) -> Rows:
 
 
 def cut(rows: Rows, top_k: int) -> Rows:
-    """The rows with the `top_k` best labels only."""
+    """Return the rows with only the `top_k` best labels of each."""
     had, classes = rows["labels"].shape[1], rows["all_scores"].shape[1]
     if had == top_k:
         return rows
@@ -103,52 +103,52 @@ def cut(rows: Rows, top_k: int) -> Rows:
 
 
 def from_rows(data: bytes, classes: int, top_k: int) -> Predictions:
-    """The predictions from which `to_rows` made these rows, of `classes` classes and `top_k` labels each."""
+    """Return the predictions from which `to_rows` made these rows, of `classes` classes and `top_k` labels each."""
     rows = np.frombuffer(data, kind_of(classes, top_k))
     n_chars, truncated, unknown_chars = (rows[name] for name in _COUNTS)
     return Predictions(rows["labels"], rows["scores"], rows["all_scores"], n_chars, truncated, unknown_chars)
 
 
 STRETCH = 1.2
-"""The factor by which a batch may take longer where nothing is then left waiting."""
+"""The factor by which a batch may take longer than allowed if it then takes all waiting texts."""
 
 
 class Request:
-    """Texts of one client, and what is known of them so far.
+    """The texts of one request, and how far their labels are computed.
 
     Parameters
     ----------
     loaded : LoadedModel
-        The model that the texts are for.
+        The model that labels the texts.
     texts : Texts
         The texts, with `n_chars`.
     top_k : int
-        The most probable classes of each text, so many.
+        The number of most probable classes to find for each text.
     arrived : float
-        When the request was there, by the monotonic clock.
+        The time at which the request had arrived, by the monotonic clock.
     answer : asyncio.Future of bytes
-        Receives the predictions of all texts as rows, or an error.
+        Receives the predictions for all texts as rows, or an error.
     trace : str
-        What `Traces.carried` has returned.
+        The result of `Traces.carried`.
 
     Attributes
     ----------
     key : str
-        By which engines know the model.
+        The key of the model.
     deadline : float
-        When the answer is due, by the monotonic clock.
+        The time at which the answer is due, by the monotonic clock.
     is_large : bool
         Whether the texts are too many for one batch.
     all_chars : int
-        Characters that the model reads of all texts.
+        The number of characters that the model reads of all texts.
     started : int
-        Texts that went to a device.
+        The number of texts that a device has got.
     tries : int
         How often the texts were on an engine that was lost.
     parts : dict of int to bytes
-        The rows of each part that is computed, by the number of its first text.
+        The rows of each computed part, by the number of its first text.
     finished : int
-        Texts that are computed.
+        The number of texts whose labels are computed.
 
     """
 
@@ -177,14 +177,16 @@ class Request:
 
     @property
     def left(self) -> int:
+        """The number of texts that no device has got yet."""
         return len(self.texts) - self.started
 
     @property
     def chars_left(self) -> int:
+        """The number of characters that the model reads of these texts."""
         return self.chars_of(self.started, len(self.texts))
 
     def chars_of(self, first: int, last: int) -> int:
-        """Characters that the model reads of some of the texts."""
+        """Return the number of characters that the model reads of the texts from `first` to before `last`."""
         if first == 0 and last == len(self.texts):
             return self.all_chars
         if self._before is None:
@@ -194,7 +196,7 @@ class Request:
         return int(self._before[last] - self._before[first])
 
     def add(self, first: int, last: int, rows: bytes) -> None:
-        """Note the predictions of some of the texts; the last ones complete the answer."""
+        """Add the rows of the texts from `first` to before `last`. The rows of the last texts complete the answer."""
         if self.answer.done():
             return
         self.parts[first] = rows
@@ -205,14 +207,14 @@ class Request:
 
 
 class Piece(NamedTuple):
-    """Texts of a request that go into a batch.
+    """The texts of one request that go into a batch.
 
     Attributes
     ----------
     request : Request
         The request.
     first, last : int
-        The numbers of its first text in the batch, and of the first one after them.
+        The number of the first text in the batch, and of the first text after them.
 
     """
 
@@ -222,18 +224,18 @@ class Piece(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """Texts of one model that are computed together.
+    """Texts that one model labels in one call.
 
     Attributes
     ----------
     key : str
-        By which engines know the model.
+        The key of the model.
     pieces : tuple of Piece
         The texts, in order.
     texts : int
-        How many texts these are.
+        The number of texts.
     chars : int
-        Characters that the model reads of them.
+        The number of characters that the model reads of them.
 
     """
 
@@ -243,7 +245,7 @@ class Batch(NamedTuple):
     chars: int
 
     def joined(self) -> Texts:
-        """The texts of all pieces, in order."""
+        """Return the texts of all pieces, in order."""
         if len(self.pieces) == 1:
             request, first, last = self.pieces[0]
             if first == 0 and last == len(request.texts):
@@ -266,20 +268,20 @@ class Batch(NamedTuple):
 
 @dataclass(slots=True)
 class Sums:
-    """Sums over the requests for one model that wait: what is left of them.
+    """Sums over the waiting requests for one model, without the texts that devices have got.
 
     Attributes
     ----------
     texts : int
-        Texts that no device has yet.
+        The number of texts that no device has got yet.
     chars : int
-        Characters that the model reads of these.
+        The number of characters that the model reads of these texts.
     large : int
-        Requests that are larger than a batch.
+        The number of requests that are larger than a batch.
     small : int
-        Requests that are no larger than a batch.
+        The number of other requests.
     small_texts, small_chars : int
-        As `texts` and `chars`, of these only.
+        As `texts` and `chars`, of the small requests only.
 
     """
 
@@ -291,7 +293,7 @@ class Sums:
     small_chars: int = 0
 
     def add(self, request: Request, sign: int) -> None:
-        """Add what is left of a request (`sign` 1), or subtract it (-1)."""
+        """Add the texts of a request that no device has got yet, or subtract them if `sign` is -1."""
         texts, chars = sign * request.left, sign * request.chars_left
         self.texts += texts
         self.chars += chars
@@ -309,8 +311,8 @@ NOTHING = Sums()
 class Waiting:
     """The queue of all devices.
 
-    `texts` is how many wait. `of` has the sums of what waits, by the model's key: they are kept up to date, so that a
-    new request is not compared with each of the others.
+    `texts` is the number of waiting texts. `of` has sums of the waiting requests, by the key of the model. They are
+    always up to date, so that a new request need not be compared with each of the others.
     """
 
     def __init__(self) -> None:
@@ -329,7 +331,7 @@ class Waiting:
         self._count(request, 1)
 
     def remove(self, request: Request) -> None:
-        """Forget a request; what of it is on a device is computed for nobody."""
+        """Remove a request from the queue. Devices still compute the texts that they have got."""
         at = bisect_left(self._requests, request)
         while at < len(self._requests) and self._requests[at].deadline == request.deadline:
             if self._requests[at] is request:
@@ -346,7 +348,7 @@ class Waiting:
             del self.of[request.key]
 
     def expired(self, now: float) -> list[Request]:
-        """Requests whose deadline has passed before they began."""
+        """Return the requests whose deadline has passed before a device has got any of their texts."""
         late = []
         for request in self._requests:
             if request.deadline >= now:
@@ -355,24 +357,35 @@ class Waiting:
                 late.append(request)
         return late
 
-    def take(self, key: str, time_of: BatchTime, seconds: float, most: int) -> Batch:
-        """A batch for a model, for which requests wait, and a device on which `time_of` says how long it takes:
-        `seconds` at most, of `most` texts at most.
+    def take(self, key: str, time_of: BatchTime, seconds: float, most_texts: int) -> Batch:
+        """Take a batch out of the queue, for a model for which requests wait.
 
-        Requests follow by their deadlines. One that is larger than a batch gets no more than an equal share of it,
-        unless the others leave room. A batch has one text at least, and takes all that waits rather than leave a few
-        for one of their own.
+        Requests with earlier deadlines come first. A request that is larger than a batch gets no more than an equal
+        share of it, unless the others leave room. A batch has at least one text. It takes all waiting texts if it would
+        otherwise leave only a few for a batch of their own.
+
+        Parameters
+        ----------
+        key : str
+            The key of the model.
+        time_of : BatchTime
+            The expected time of batches on the device.
+        seconds : float
+            The longest time that the batch should take.
+        most_texts : int
+            The largest number of texts in the batch.
+
         """
         candidates = [request for request in self._requests if request.key == key]
         sums = self.of[key]
         taken = [request.left for request in candidates]
-        if sums.texts > most or time_of.seconds(sums.texts, sums.chars) > STRETCH * seconds:
-            most = min(most, time_of.most_texts(seconds, sums.chars / sums.texts))
-            taken = _shared(candidates, most, seconds, time_of)
+        if sums.texts > most_texts or time_of.seconds(sums.texts, sums.chars) > STRETCH * seconds:
+            most_texts = min(most_texts, time_of.most_texts(seconds, sums.chars / sums.texts))
+            taken = _shared(candidates, most_texts, seconds, time_of)
         return self._cut(key, candidates, taken)
 
     def _cut(self, key: str, candidates: Sequence[Request], taken: Sequence[int]) -> Batch:
-        pieces, chars, done = [], 0, set()
+        pieces, chars, all_taken = [], 0, set()
         for request, count in zip(candidates, taken, strict=True):
             if count:
                 self._count(request, -1)
@@ -382,24 +395,24 @@ class Waiting:
                 if request.left:
                     self._count(request, 1)
                 else:
-                    done.add(id(request))
-        self._requests = [request for request in self._requests if id(request) not in done]
+                    all_taken.add(id(request))
+        self._requests = [request for request in self._requests if id(request) not in all_taken]
         return Batch(key, tuple(pieces), sum(taken), chars)
 
 
-def _shared(candidates: Sequence[Request], most: int, seconds: float, time_of: BatchTime) -> list[int]:
-    """How many texts of each request go into a batch of `most` texts, which may take `seconds`."""
+def _shared(candidates: Sequence[Request], most_texts: int, seconds: float, time_of: BatchTime) -> list[int]:
+    """Return how many texts of each request go into a batch of at most `most` texts, which may take `seconds`."""
     taken = [0] * len(candidates)
     texts = chars = 0
-    share = max(1, most // len(candidates))
-    for for_large in (share, most):
+    share = max(1, most_texts // len(candidates))
+    for for_large in (share, most_texts):
         for i, request in enumerate(candidates):
-            room = min(request.left, for_large if request.is_large else most) - taken[i]
-            room = min(room, most - texts)
+            room = min(request.left, for_large if request.is_large else most_texts) - taken[i]
+            room = min(room, most_texts - texts)
             if room <= 0:
                 continue
             begin = request.started + taken[i]
-            while room and texts:  # of long texts, fewer go in
+            while room and texts:  # long texts take more time, so fewer fit
                 if time_of.seconds(texts + room, chars + request.chars_of(begin, begin + room)) <= seconds:
                     break
                 room //= 2

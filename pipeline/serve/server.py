@@ -1,4 +1,4 @@
-"""A server from its start to its end: models, engines, sockets and signals."""
+"""Runs a server: loads the models, starts engines and HTTP processes, and handles reloads and signals."""
 
 from __future__ import annotations
 
@@ -38,20 +38,20 @@ TARGET_S = {"cpu": 0.1, "cuda": 0.02}
 
 _BACKLOG = 2048
 _LAST_WORD_S = 0.5
-"""So many seconds before the time for draining is over, all requests that still wait are refused."""
+"""The seconds before the end of the time for draining at which all requests that still wait are refused."""
 
 _END_WITHIN_S = 2.0
-"""After that time, HTTP processes that have not ended are killed."""
+"""The seconds after the time for draining in which HTTP processes must end. After that, they are killed."""
 
 _MOST_HTTP_PROCESSES = 8
-"""At most so many are started where the user has not chosen: the one dispatcher is the limit beyond that."""
+"""The largest default number of HTTP processes. With more, the one dispatcher would be the limit."""
 
 
 def serve(settings: Settings, gpus: int, client: Client | None = None) -> None:
-    """Serve until SIGTERM or Ctrl-C. Raises BroadsheetError where it cannot be started.
+    """Serve until SIGTERM or Ctrl-C. Raises BroadsheetError if the server cannot start.
 
-    `gpus` is how many this machine has; with none, or a `device` of "cpu", the CPU computes. With the `client` of a
-    cluster, its workers compute, and not this machine.
+    `gpus` is the number of GPUs of this machine. Without a GPU, or with the device "cpu", the CPU computes. With the
+    `client` of a Dask cluster, its workers compute instead of this machine.
     """
     server = _Server(settings, gpus, client)
     start_log(settings.log_json)
@@ -60,6 +60,14 @@ def serve(settings: Settings, gpus: int, client: Client | None = None) -> None:
 
 
 class _Server:
+    """A server in its stages.
+
+    1. `__init__` checks certificates, loads the models and opens the sockets, so that errors come before anything runs.
+    2. `run` starts the engines and the HTTP processes. The server is ready after each process has answered a text.
+    3. Until the end, `_call` answers the HTTP processes, and `_reload` replaces models.
+    4. `_stop` lets the HTTP processes finish their requests, and `_end_draining` limits the time for this.
+    """
+
     def __init__(self, settings: Settings, gpus: int, client: Client | None) -> None:
         if client is None:
             device = expected_device(settings.device, gpus)
@@ -81,6 +89,8 @@ class _Server:
         self._numbers = dict.fromkeys(settings.models, 1)
 
     async def run(self) -> None:
+        """Start everything, and serve until `_stop`."""
+        # Make the dispatcher, the engines and the HTTP processes.
         settings = self._settings
         assert settings.target_s is not None
         metrics = self._metrics = Metrics()
@@ -92,9 +102,11 @@ class _Server:
         metrics.show(lambda: self._dispatcher.waiting.texts, self._busy)
         self._http = HttpProcesses(settings, self._listening, self._dispatcher, metrics, self._call)
         self._take_signals()
+
+        # Start them all, and wait for the end.
         starting: asyncio.Task[None] | None = None
         try:
-            starting = asyncio.create_task(self._fleet.start())  # while the HTTP processes start
+            starting = asyncio.create_task(self._fleet.start())  # at the same time as the HTTP processes
             await self._http.start()
             fields = {"url": self._url(), "target_ms": 1000 * settings.target_s, "processes": len(self._listening)}
             log.info("listening", extra={"fields": fields})
@@ -131,7 +143,7 @@ class _Server:
         return {device.engine.name: device.busy_share(now) for device in self._dispatcher.devices}
 
     async def _call(self, what: str, model: str) -> tuple[int, bytes]:
-        """Answer a `Call` of an HTTP process: the status, and the body."""
+        """Return the answer to a `Call` of an HTTP process: the HTTP status and the body."""
         if what == "metrics":
             await self._http.count()
             return 200, self._metrics.page()
@@ -176,11 +188,11 @@ class _Server:
             return 409, ErrorMessage(f"the model was not loaded again, and the old one goes on: {error.message}")
 
     async def _reload(self, name: str) -> LoadedModel:
-        """Read a model's file again and serve it. Raises BroadsheetError; then the one before stays."""
-        async with self._one_reload:  # so that the file that was read last is the one that is served
+        """Read a model's file again and serve the new model. Raises BroadsheetError; the old model then stays."""
+        async with self._one_reload:  # so that the file that was read last is served
             source = self._dispatcher.models[name].source
             model = await asyncio.to_thread(self._load, source)
-            self._numbers[name] += 1  # also if it cannot be served: an engine that is late must not have another of it
+            self._numbers[name] += 1  # even if it fails: a late engine may still load this one
             new = await asyncio.to_thread(_loaded, name, self._numbers[name], source, model)
             await self._dispatcher.change_model(new)
             self._http.tell_of(new)
@@ -206,7 +218,7 @@ class _Server:
         task.add_done_callback(self._reloading.discard)
 
     def _stop(self) -> None:
-        """Take no new requests, and answer those that there are; at the second signal, do not."""
+        """Accept no new requests, and answer the others. At the second signal, end without answering them."""
         if self._stopping is not None:
             self._http.stop(now=True)
             return
@@ -223,23 +235,23 @@ class _Server:
 
 
 def _loaded(name: str, number: int, source: str, model: Model) -> LoadedModel:
-    """A model as engines get it."""
+    """Return a model in the form for engines."""
     return LoadedModel(name, number, source, model, model.to_bytes())
 
 
 def _http_processes(device: str) -> int:
-    """How many processes speak HTTP by default. An engine on the CPU needs the cores itself."""
+    """Return the default number of HTTP processes. An engine on the CPU needs the cores for itself."""
     return 1 if device == "cpu" else max(1, min(_MOST_HTTP_PROCESSES, available_cores() // 2))
 
 
 def _listen(host: str, port: int, processes: int) -> list[socket.socket]:
-    """A socket that listens for each process. Raises UsageError where the address cannot be had.
+    """Return a listening socket for each process. Raises UsageError if the address is not available.
 
-    The kernel gives each new connection to one of them, whether its process is idle or not.
+    The kernel gives each new connection to one of the sockets, whether its process is idle or not.
     """
     try:
         kind, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
-        with socket.create_server(address[:2], family=kind) as free:  # or two servers could share a port
+        with socket.create_server(address[:2], family=kind) as free:  # without this, two servers could share a port
             chosen = free.getsockname()[:2]
         return [socket.create_server(chosen, family=kind, backlog=_BACKLOG, reuse_port=True) for _ in range(processes)]
     except OSError as error:
