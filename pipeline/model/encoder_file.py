@@ -1,6 +1,7 @@
-"""Folders of encoders, as transformers and sentence-transformers save them: read, or refused by name.
+"""The reader of encoders' folders, as transformers and sentence-transformers save them, for our own kernels.
 
-`encoder_keys` has the keys of their JSON files, `encoder_tokens` makes the tokens.
+It refuses what the kernels cannot compute, and names it. `encoder_keys` has the keys of the JSON files;
+`encoder_tokens` makes the tokenizer.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ FILES = (
     *TRANSFORMER_FILES, SENTENCE_TRANSFORMERS_FILE, SETFIT_CONFIG, SHARDS, ADAPTER, _CHAT, f"{_CHATS}/*",
     "*/config.json", "*/model.safetensors", "model-*-of-*.safetensors", "merges.txt", "vocab.json", "*.model",
 )  # fmt: skip
-"""What is read of a folder, and fetched of a repository."""
+"""The files that are read from a folder, and fetched from a repository."""
 
 _ACTIVATIONS: dict[str, Activation] = {
     "gelu": "gelu",
@@ -75,27 +76,29 @@ Tensor = NDArray[Any]
 
 
 class _Body(NamedTuple):
-    """What transformers calls the settings and weights of one kind of encoder.
+    """The names that transformers gives the settings and weights of one kind of encoder.
 
     Attributes
     ----------
     prefix : str
-        Of the names of the encoder's weights, where a head is beside them.
+        The prefix of the names of the encoder's weights, in a file that also has a head.
     layers, heads, activation, width, inner : str
-        Keys of config.json: how many layers and heads, the activation, and the values of a vector and between the two
-        products of a layer.
+        The keys of config.json for the numbers of layers and heads, the activation, and the numbers of values of a
+        vector and between the two products of a layer.
     usual : tuple of int
-        How many layers and heads there are where config.json does not say.
+        The numbers of layers and heads if config.json does not have them.
     epsilon : float or str
-        What is added to the variance that vectors are normalised by, or the key of config.json that says it.
+        The number that is added to the variance by which vectors are normalised, or its key in config.json.
     layer, queries, products, norms : str or tuple of str
-        What a layer's weights are called: those of queries, keys and values; "mix", "inner" and "outer"; both norms.
+        The names of a layer; in it, of the weights of queries, keys and values; of "mix", "inner" and "outer"; and of
+        both norms.
     before, step, last : str
-        The product before the last one of a classifier, what follows it, and the last one.
+        For a classifier: the name of the product before the last one, the step that follows it, and the name of the
+        last product.
     counts_padding : bool
-        Whether places are counted from the padding token's number on, and it has a place of its own.
+        Whether places are numbered from one above the number of the padding token, which has a place of its own.
     usual_epsilon : float
-        `epsilon`, where config.json does not say.
+        The value of `epsilon` if config.json does not have it.
 
     """
 
@@ -167,11 +170,11 @@ class _Trunk(NamedTuple):
     Attributes
     ----------
     weights : dict of str to ndarray
-        By our names.
+        The weights, by our names.
     most : int
-        Tokens of a text that it has places for.
+        The largest number of tokens of a text for which the encoder has places.
     settings : dict
-        Those of `Settings` that config.json decides.
+        The fields of `Settings` that config.json decides.
 
     """
 
@@ -192,8 +195,8 @@ class Read(NamedTuple):
     bias : float32 [classes]
         The bias of the last product.
     kind : str
-        What the head gives: "one" label, "several" labels (also with a single class), or a "number", whose levels are
-        the classes. "" without a head.
+        The kind of the head's result: "one" label, "several" labels (also with a single class), or a "number", whose
+        levels are the classes; "" without a head.
     levels : Levels or None
         The levels of a number. The label is the nearest of 0 to 5, which is the usual scale of such heads; the number
         itself may have any value.
@@ -223,7 +226,7 @@ def has_head(folder: Path) -> bool:
 
 
 def is_classifier(config: Json) -> bool:
-    """Whether config.json says that there is a head for classes or a number."""
+    """Whether config.json lists a model with a head for classes or a number."""
     return any(str(one).endswith("ForSequenceClassification") for one in config.get("architectures") or ())
 
 
@@ -258,6 +261,8 @@ def read(folder: Path, name: str) -> Read:
 
 
 def _read(folder: Path, name: str) -> Read:
+    """Read a folder, with the errors of a damaged one as they come."""
+    # Check the kind of the encoder and the keys of its config.
     config = read_json(folder / CONFIG_FILE, name)
     if config is None:
         raise ModelError(f"{name} has no {CONFIG_FILE}: name the folder of an encoder")
@@ -271,10 +276,12 @@ def _read(folder: Path, name: str) -> Read:
     ):
         if (folder / file).exists():
             raise refused(name, f"it has {what}, {file}", "folders without one are")
+    # Read the weights of the encoder.
     body = _BODIES[kind]
     modules = _modules(folder, name)
     tensors = _Tensors(folder / HUB_FILE, name, body.prefix)
     weights, places, of_trunk = _trunk(config, tensors, body, name)
+    # Read the head of a classifier, or the modules of sentence-transformers.
     head = _Head(weights)
     classes: tuple[str, ...] = ()
     bias, of_head, levels = np.zeros(0, np.float32), "", None
@@ -301,12 +308,13 @@ def _read(folder: Path, name: str) -> Read:
             weights["last"] = of_levels(weights["last"].astype(np.float64), len(classes), True).astype(np.float32)
             bias = of_levels(levels.steps(bias.astype(np.float64)), len(classes), False).astype(np.float32)
     elif modules is None:
-        pooling = "mean"  # as sentence-transformers takes a folder of transformers
+        pooling = "mean"  # as in sentence-transformers, for a folder of transformers
     else:
         pooling = _add_modules(modules, head, name)
     transformer = {} if modules is None else _transformer(folder, name)
     if modules is not None:
         head.cut(read_keys(folder / SENTENCE_TRANSFORMERS_FILE, SENTENCE_TRANSFORMERS, name).get("truncate_dim"), name)
+    # Make the tokenizer, and find the largest number of tokens of a text.
     tokens, of_tokenizer = _tokens(
         folder, config, bool(transformer.get("do_lower_case")), len(weights["embedding"]), name
     )
@@ -315,6 +323,7 @@ def _read(folder: Path, name: str) -> Read:
     if not _LEAST_TOKENS <= most <= MOST_TOKENS:
         what = f"by max_seq_length, model_max_length or max_position_embeddings it reads {most:,} tokens of a text"
         raise refused(name, what, f"{_LEAST_TOKENS} to {MOST_TOKENS:,} are")
+    # Keep the vectors of these places, and append that of padding.
     padding = of_trunk.get("padding")
     if "places" in weights:
         first = 0 if padding is None else padding + 1
@@ -386,7 +395,7 @@ _LEAST_TOKENS = 3
 def _tokens(
     folder: Path, config: Json, lower: bool, entries: int, name: str
 ) -> tuple[WordPiece | StoredTokenizer, int | None]:
-    """Return the tokenizer, and the most tokens in a text if its files say that.
+    """Return the tokenizer, and the largest number of tokens of a text, or None if the files have no such number.
 
     Parameters
     ----------
@@ -395,20 +404,22 @@ def _tokens(
     config : dict
         The content of config.json.
     lower : bool
-        Whether texts become lower case first.
+        Whether to lower texts first.
     entries : int
         The number of vectors that the model has for tokens.
     name : str
         The name of the folder in messages.
 
     """
+    # Try the tokenizer of BERT, which our kernels compute.
     kind, about = config["model_type"], read_json(folder / TOKENIZER_CONFIG_FILE, name) or {}
     if kind in _OF_BERT or (kind in _OF_GTE and about.get("tokenizer_class") in _TOKENS_OF_BERT):
         try:
             built = build(folder, config.get("tokenizer_class"), name)
             return word_piece(built.tokenizer, lower, entries, name), built.most
-        except NotInKernels:  # its tokenizer is no WordPiece
+        except NotInKernels:  # the tokenizer is not WordPiece
             pass
+    # Load any other tokenizer with transformers, and check that it fits.
     tokens, most, _ = load(folder, name, lower)
     if tokens.cut != "right":
         raise NotInKernels(name, f"its truncation_side is {tokens.cut!r}", "only 'right' is")
@@ -429,6 +440,7 @@ _TOKENS_OF_BERT = ("BertTokenizer", "BertTokenizerFast")
 
 def _modules(folder: Path, name: str) -> list[tuple[str, Path]] | None:
     """Return the kinds and folders of the modules after the encoder, or None if the folder lists no modules."""
+    # Check the settings of the whole folder.
     listed = read_json(folder / MODULES_FILE, name)
     if listed is None:
         return None
@@ -442,6 +454,7 @@ def _modules(folder: Path, name: str) -> list[tuple[str, Path]] | None:
         raise NotInKernels(
             name, f"each text begins with the prompt {prompt!r:.60} (default_prompt_name)", "no prompts are"
         )
+    # Check each module, and their order.
     modules = []
     for one in listed:
         check_keys(one, MODULE, MODULES_FILE, name)
@@ -500,7 +513,7 @@ class _Head:
 
 
 def _add_head_of_modernbert(head: _Head, tensors: _Tensors, config: Json, name: str) -> Pooling:
-    """Add the steps before the last product of its classifiers. Return how the vector of a text is made."""
+    """Add the steps of a ModernBERT classifier before its last product. Return the pooling."""
     pooling, step, has_bias, has_norm_bias = modernbert_folder.head_of(config, name)
     weight, gamma = tensors["head.dense.weight"], tensors["head.norm.weight"]
     zeros = np.zeros(len(weight), np.float32)
@@ -510,7 +523,7 @@ def _add_head_of_modernbert(head: _Head, tensors: _Tensors, config: Json, name: 
 
 
 def _add_modules(modules: list[tuple[str, Path]], head: _Head, name: str) -> Pooling:
-    """Add the modules after the encoder to a head. Return how the vector of a text is made from its tokens."""
+    """Add the modules after the encoder to a head. Return the pooling."""
     pooling: Pooling = "mean"
     for module, path in modules:
         about = read_json(path / CONFIG_FILE, name) or {}
@@ -536,7 +549,7 @@ def _add_modules(modules: list[tuple[str, Path]], head: _Head, name: str) -> Poo
 
 
 def _sizes(weights: Mapping[str, Tensor], tensors: _Tensors, body: _Body) -> dict[str, int]:
-    """Return the sizes of the weights, by their keys in config.json."""
+    """Return the sizes of the weights, by the keys that they have in config.json."""
     sizes = {
         "vocab_size": weights["embedding"].shape[0],
         body.width: weights["embedding"].shape[1],
@@ -556,7 +569,7 @@ def _embeddings(stored: _Tensors, body: _Body) -> dict[str, Tensor]:
     """Return the vectors of tokens and of places, by our names."""
     weights: dict[str, Tensor] = {"embedding": stored["embeddings.word_embeddings.weight"]}
     weights["places"] = stored["embeddings.position_embeddings.weight"]
-    if isinstance(body.epsilon, str):  # DistilBERT has no kinds of tokens
+    if isinstance(body.epsilon, str):  # every kind except DistilBERT, which has no kinds of tokens
         # All tokens of a single text are of the first kind.
         weights["places"] = weights["places"].astype(np.float32) + stored[_KINDS_OF_TOKENS][0]
     return weights
@@ -579,9 +592,10 @@ def _layers(stored: _Tensors, count: int, body: _Body) -> dict[str, Tensor]:
 
 
 class _Tensors:
-    """The tensors of a file, by their names without a prefix. Tensors that nobody asks for may be of any kind.
+    """The tensors of a file, by their names without a prefix.
 
-    Old names of norms count as the new ones. Tensors in fp64, and in bf16, which NumPy lacks, become fp32.
+    A tensor is converted when it is looked up, so unused tensors may have any dtype. Tensors in fp64, and in bf16,
+    which NumPy lacks, become fp32. Old names of norms are replaced by the new ones.
     """
 
     def __init__(self, path: Path, name: str, prefix: str = "") -> None:
@@ -625,7 +639,7 @@ _STORED_AS = {"F32": "<f4", "F16": "<f2", "BF16": "<u2", "F64": "<f8"}
 
 
 def classes_of(config: Json, name: str) -> tuple[tuple[str, ...], str]:
-    """The names of a head's outputs, and its kind, by which transformers chooses how scores follow from them."""
+    """Return the names of a head's outputs, and its kind, as in `Read.kind`, by the rules of transformers."""
     names = config.get("id2label")
     count = config.get("num_labels", 2) if names is None else len(names)
     if names is not None and {*names} != {*map(str, range(count))}:
@@ -641,6 +655,7 @@ def classes_of(config: Json, name: str) -> tuple[tuple[str, ...], str]:
 
 
 def _pooling(about: Json, name: str) -> Pooling:
+    """Return the pooling of a Pooling module. Raises NotInKernels for one that our kernels lack."""
     modes = about.get("pooling_mode") or [mode for key, mode in POOLING_FLAGS.items() if about.get(key)] or ["mean"]
     modes = [modes] if isinstance(modes, str) else modes
     if len(modes) != 1 or modes[0] not in _POOLINGS:
