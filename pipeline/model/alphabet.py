@@ -163,14 +163,14 @@ def head_bytes(length: int) -> int:
     return _LONGEST_SEQUENCE * length
 
 
-def batches(offsets: NDArray[np.int64], most: int) -> Iterator[slice]:
-    """Split N texts into batches of at most `most` bytes, each with at least one text, and yield their slices.
+def batches(offsets: NDArray[np.int64], most_bytes: int) -> Iterator[slice]:
+    """Split N texts into batches of at most `most_bytes` bytes, each with at least one text, and yield their slices.
 
     offsets: as for `encode`.
     """
     first = 0
     while first < len(offsets) - 1:
-        last = max(first + 1, int(np.searchsorted(offsets, offsets[first] + most, side="right")) - 1)
+        last = max(first + 1, int(np.searchsorted(offsets, offsets[first] + most_bytes, side="right")) - 1)
         yield slice(first, last)
         first = last
 
@@ -343,10 +343,10 @@ def _sequences(data: NDArray[np.uint8], ends: NDArray[np.int64], low: int, high:
     inside = at + size <= ends[np.searchsorted(ends, at, side="right")]
     at, byte, size = at[inside], byte[inside], size[inside]
     # Check the second byte, whose range excludes overlong forms, surrogates and code points beyond U+10FFFF.
-    least = np.select([byte == 0xE0, byte == 0xF0], [0xA0, 0x90], 0x80)
-    most = np.select([byte == 0xED, byte == 0xF4], [0x9F, 0x8F], 0xBF)
+    lowest = np.select([byte == 0xE0, byte == 0xF0], [0xA0, 0x90], 0x80)
+    highest = np.select([byte == 0xED, byte == 0xF4], [0x9F, 0x8F], 0xBF)
     second = data[at + 1]
-    good = (second >= least) & (second <= most)
+    good = (second >= lowest) & (second <= highest)
     for distance in (2, 3):
         longer = size > distance
         good[longer] &= (data[at[longer] + distance] & 0xC0) == 0x80

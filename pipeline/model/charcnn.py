@@ -165,8 +165,8 @@ class Model:
             convolutions = [layer.name for layer in self.layers if layer.kind == "conv1d" and not layer.is_lookup]
             self.scales.check(convolutions, self.name)
         if not scores.TEMPERATURES[0] <= self.temperature <= scores.TEMPERATURES[1]:
-            least, most = scores.TEMPERATURES
-            raise ModelError(f"{self.name}: temperature {self.temperature:g} is outside {least:g} to {most:g}")
+            lowest, highest = scores.TEMPERATURES
+            raise ModelError(f"{self.name}: temperature {self.temperature:g} is outside {lowest:g} to {highest:g}")
         if self.ngrams is not None:
             self.ngrams.check(len(self.classes), self.length, self.is_multi_label, self.name)
         if self.cascade is not None:
@@ -306,8 +306,8 @@ class Model:
 
         """
         before = self.card.get(COLUMNS_CARD)
-        kept = {"label": before["label"]} if isinstance(before, Mapping) and "label" in before else {}
-        return replace(self, card={**self.card, COLUMNS_CARD: {**kept, "join": template}})
+        other_values = {"label": before["label"]} if isinstance(before, Mapping) and "label" in before else {}
+        return replace(self, card={**self.card, COLUMNS_CARD: {**other_values, "join": template}})
 
     @property
     def is_multi_label(self) -> bool:

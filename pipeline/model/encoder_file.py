@@ -171,7 +171,7 @@ class _Trunk(NamedTuple):
     ----------
     weights : dict of str to ndarray
         The weights, by our names.
-    most : int
+    most_tokens : int
         The largest number of tokens of a text for which the encoder has places.
     settings : dict
         The fields of `Settings` that config.json decides.
@@ -179,7 +179,7 @@ class _Trunk(NamedTuple):
     """
 
     weights: dict[str, Tensor]
-    most: int
+    most_tokens: int
     settings: dict[str, Any]
 
 
@@ -319,18 +319,19 @@ def _read(folder: Path, name: str) -> Read:
         folder, config, bool(transformer.get("do_lower_case")), len(weights["embedding"]), name
     )
     limit = transformer.get("max_seq_length") or of_tokenizer or MOST_TOKENS + 1
-    most = min(places, int(limit))
-    if not _LEAST_TOKENS <= most <= MOST_TOKENS:
-        what = f"by max_seq_length, model_max_length or max_position_embeddings it reads {most:,} tokens of a text"
+    most_tokens = min(places, int(limit))
+    if not _LEAST_TOKENS <= most_tokens <= MOST_TOKENS:
+        keys = "max_seq_length, model_max_length or max_position_embeddings"
+        what = f"by {keys} it reads {most_tokens:,} tokens of a text"
         raise refused(name, what, f"{_LEAST_TOKENS} to {MOST_TOKENS:,} are")
     # Keep the vectors of these places, and append that of padding.
     padding = of_trunk.get("padding")
     if "places" in weights:
         first = 0 if padding is None else padding + 1
         of_padding = weights["places"][first - 1 : first]
-        weights["places"] = np.concatenate([weights["places"][first : first + most], of_padding])
+        weights["places"] = np.concatenate([weights["places"][first : first + most_tokens], of_padding])
     rules = tokens.rules if isinstance(tokens, WordPiece) else None
-    settings = Settings(pooling=pooling, head=tuple(head.steps), most=most, rules=rules, **of_trunk)
+    settings = Settings(pooling=pooling, head=tuple(head.steps), most=most_tokens, rules=rules, **of_trunk)
     return Read(Encoder(settings, tokens, weights), classes, bias, of_head, levels)
 
 
@@ -416,11 +417,11 @@ def _tokens(
     if kind in _OF_BERT or (kind in _OF_GTE and about.get("tokenizer_class") in _TOKENS_OF_BERT):
         try:
             built = build(folder, config.get("tokenizer_class"), name)
-            return word_piece(built.tokenizer, lower, entries, name), built.most
+            return word_piece(built.tokenizer, lower, entries, name), built.most_tokens
         except NotInKernels:  # the tokenizer is not WordPiece
             pass
     # Load any other tokenizer with transformers, and check that it fits.
-    tokens, most, _ = load(folder, name, lower)
+    tokens, most_tokens, _ = load(folder, name, lower)
     if tokens.cut != "right":
         raise NotInKernels(name, f"its truncation_side is {tokens.cut!r}", "only 'right' is")
     if tokens.framing < 1:
@@ -431,7 +432,7 @@ def _tokens(
             f"{name}: its tokenizer has tokens up to number {tokens.size - 1:,}, and its model vectors for "
             f"{entries:,}: save the folder again after resize_token_embeddings"
         )
-    return tokens, most
+    return tokens, most_tokens
 
 
 _OF_BERT, _OF_GTE = ("bert", "distilbert"), ("gte", "new")

@@ -48,13 +48,13 @@ class Built(NamedTuple):
     ----------
     tokenizer : tokenizers.Tokenizer
         The tokenizer.
-    most : int or None
+    most_tokens : int or None
         The largest number of tokens of a text, from tokenizer_config.json; None if that has no such number.
 
     """
 
     tokenizer: Any
-    most: int | None
+    most_tokens: int | None
 
 
 def build(folder: Path, class_of_config: str | None, name: str) -> Built:
@@ -105,8 +105,8 @@ def build(folder: Path, class_of_config: str | None, name: str) -> Built:
         raise ModelError(f"{name}: tokenizers refuses its tokenizer: {str(error)[:200]}") from error
     # Find how many tokens of a text are read.
     _check_cut(about, stored, name)
-    most = about["model_max_length"] if "model_max_length" in about else about.get("max_len")
-    return Built(tokenizer, None if most is None else int(most))
+    most_tokens = about["model_max_length"] if "model_max_length" in about else about.get("max_len")
+    return Built(tokenizer, None if most_tokens is None else int(most_tokens))
 
 
 def word_piece(tokenizer: Any, lower: bool, entries: int, name: str) -> WordPiece:
@@ -412,8 +412,8 @@ def _characters(steps: str) -> tuple[dict[int, list[int]], str]:
     become: dict[int, list[int]] = {}
     for code_point, text in normal.items():
         is_padded = len(text) > 2 and text[0] == text[-1] == " "  # a Chinese character, around which spaces are put
-        kept = text[1:-1] if is_padded else text
-        points = [SPACE if c in spaces else ord(c) + ALONE * (is_padded or c in alone) for c in kept]
+        unpadded = text[1:-1] if is_padded else text
+        points = [SPACE if c in spaces else ord(c) + ALONE * (is_padded or c in alone) for c in unpadded]
         if points != [code_point]:
             become[code_point] = points
     # Find the marks that the normalizer orders. The library's Unicode version is older than Python's.

@@ -209,10 +209,10 @@ class FastText:
         if self.kinds.hashes and not buckets:
             raise ModelError(f"{model}: n-grams, and no buckets for them")
         if self.pruned is not None:
-            least, most = self.pruned.min(axis=0, initial=0), self.pruned.max(axis=0, initial=-1)
-            if buckets > MOST_BUCKETS or (least < 0).any() or most[0] >= max(buckets, 1):
+            lowest, highest = self.pruned.min(axis=0, initial=0), self.pruned.max(axis=0, initial=-1)
+            if buckets > MOST_BUCKETS or (lowest < 0).any() or highest[0] >= max(buckets, 1):
                 raise ModelError(f"{model}: its index of {buckets:,} buckets is damaged, or above {MOST_BUCKETS:,}")
-            buckets = int(most[1]) + 1
+            buckets = int(highest[1]) + 1
         if len(self.table) < self.known + buckets:
             raise ModelError(f"{model}: {len(self.table):,} rows for {self.known:,} words and {buckets:,} buckets")
 
@@ -396,9 +396,10 @@ class Reader:
         numbers = np.fromiter(map(self._numbers.get, tokens, repeat(-1)), np.int32, len(tokens))
         is_end = numbers == self._end
         # Leave out the labels of the dictionary, and tokens that it lacks and that begin as labels do.
-        kept = numbers < self._known
+        is_read = numbers < self._known
         if LABEL in line:
-            kept &= ~np.fromiter((token.startswith(LABEL) for token in tokens), np.bool_, len(tokens)) | (numbers >= 0)
+            looks_like_label = np.fromiter((token.startswith(LABEL) for token in tokens), np.bool_, len(tokens))
+            is_read &= ~looks_like_label | (numbers >= 0)
         # Find the text of each token.
         if np.count_nonzero(is_end) == len(bounds) - 1:
             texts = np.cumsum(is_end) - is_end
@@ -408,10 +409,10 @@ class Reader:
             starts = offsets[:-1] - offsets[0] + len(_BETWEEN) * np.arange(len(bounds) - 1)
             texts = np.searchsorted(starts, begins, side="right") - 1
             before = np.cumsum(is_end) - is_end
-            kept &= before == before[np.searchsorted(begins, starts)][texts]
-        if kept.all():
+            is_read &= before == before[np.searchsorted(begins, starts)][texts]
+        if is_read.all():
             return Words(tokens, numbers, texts)
-        return Words(list(compress(tokens, kept)), numbers[kept], texts[kept])
+        return Words(list(compress(tokens, is_read)), numbers[is_read], texts[is_read])
 
     def _of_words(self, hashes: Hashes, texts: Offsets) -> Iterator[tuple[NDArray[np.int64], Offsets]]:
         """Yield the rows of n-grams of words, as `rows` does. hashes, texts: of each token, [T]."""
@@ -465,9 +466,9 @@ class Reader:
     ) -> None:
         """Add rows to the sums of their texts, int64 [N, columns], and to the numbers of rows that were added, [N]."""
         rows_added += np.bincount(texts, minlength=len(sums))
-        most = _BATCH_VALUES // sums.shape[1]
-        for first in range(0, len(rows), most):
-            part, of_text = self.table.values[rows[first : first + most]], texts[first : first + most]
+        rows_at_once = _BATCH_VALUES // sums.shape[1]
+        for first in range(0, len(rows), rows_at_once):
+            part, of_text = self.table.values[rows[first : first + rows_at_once]], texts[first : first + rows_at_once]
             if part.dtype == np.float32:  # the table is mapped
                 part = in_steps(part, self.table.scale, self._bits).astype(np.int64)
             places = np.flatnonzero(np.diff(of_text, prepend=-1))

@@ -165,11 +165,11 @@ class _Bytes:
 
     def may_take(self, rows: int, columns: int, what: str) -> None:
         """Raise ModelError if a matrix is much larger without its quantisation than a file of this size can have."""
-        size, most = 4 * rows * columns, max(_MOST_DECODED, _MOST_TIMES * self._size)
-        if size > most:
+        size, largest = 4 * rows * columns, max(_MOST_DECODED, _MOST_TIMES * self._size)
+        if size > largest:
             raise ModelError(
                 f"{self.name}: {what} takes {size / (1 << 30):,.1f} GiB without its quantisation, more than "
-                f"{most / (1 << 30):,.1f}, of a file of {self._size:,} bytes: give the model before it was quantised"
+                f"{largest / (1 << 30):,.1f}, of a file of {self._size:,} bytes: give the model before it was quantised"
             )
 
     def _shape(self, what: str) -> tuple[int, int]:

@@ -107,7 +107,7 @@ class LearnedRows:
     reads: int
 
     @classmethod
-    def of(cls, texts: pa.LargeStringArray, reads: int, most: int = _MOST_KEPT) -> LearnedRows:
+    def of(cls, texts: pa.LargeStringArray, reads: int, most_hashes: int = _MOST_KEPT) -> LearnedRows:
         """Hash N texts that a model learns.
 
         Parameters
@@ -116,13 +116,13 @@ class LearnedRows:
             The texts, [N].
         reads : int
             How many characters of each text the model reads.
-        most : int
+        most_hashes : int
             The largest number of hashes to keep.
 
         """
         hashes, is_text = _hashes(texts, reads)
         hashes, halvings = np.unique(hashes[is_text]), 0
-        while len(hashes) > most:
+        while len(hashes) > most_hashes:
             halvings += 1
             hashes = hashes[: np.searchsorted(hashes, np.uint64(1 << (_BITS - halvings)))]
         return cls(hashes, len(texts), halvings, reads)

@@ -24,7 +24,7 @@ class LibraryTokenizer(NamedTuple):
     ----------
     tokens : StoredTokenizer
         The tokenizer.
-    most : int
+    most_tokens : int
         The largest number of tokens of a text, from tokenizer_config.json; a huge number if that has none.
     inputs : tuple of str
         The names of the inputs that the tokenizer makes for a model.
@@ -32,7 +32,7 @@ class LibraryTokenizer(NamedTuple):
     """
 
     tokens: StoredTokenizer
-    most: int
+    most_tokens: int
     inputs: tuple[str, ...]
 
 

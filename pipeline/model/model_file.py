@@ -134,8 +134,8 @@ class _Header(Struct, rename={"metadata": "__metadata__"}):
     metadata: dict[str, str] = {}
 
 
-def read_file(path: Path, most: int) -> bytes:
-    """Read a file of up to `most` bytes.
+def read_file(path: Path, most_bytes: int) -> bytes:
+    """Read a file of up to `most_bytes` bytes.
 
     Raises OSError; ModelError for a larger file, or for a path that is not a regular file.
     """
@@ -144,8 +144,8 @@ def read_file(path: Path, most: int) -> bytes:
         about = os.fstat(file.fileno())
         if not stat.S_ISREG(about.st_mode):
             raise ModelError(f"{path} is not a regular file")
-        if about.st_size > most:
-            raise ModelError(f"{path} has {about.st_size:,} bytes, more than any model of this kind ({most:,})")
+        if about.st_size > most_bytes:
+            raise ModelError(f"{path} has {about.st_size:,} bytes, more than any model of this kind ({most_bytes:,})")
         return file.read(about.st_size)
 
 

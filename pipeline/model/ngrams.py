@@ -255,9 +255,9 @@ class NGrams:
         check_tensor(f"{model}: tensor {TABLE}", self.table, "int16", (1 << self.bits, classes + 1))
         check_tensor(f"{model}: tensor {SCALE}", self.scale, "float32", (2, classes))
         if not BITS[0] <= self.bits <= BITS[1] or self.table.nbytes > MOST_TABLE_BYTES:
-            most = f"2^{BITS[0]} to 2^{BITS[1]} rows and at most {MOST_TABLE_BYTES:,} bytes"
+            allowed = f"2^{BITS[0]} to 2^{BITS[1]} rows and at most {MOST_TABLE_BYTES:,} bytes"
             there = f"{len(self.table):,} rows, {self.table.nbytes:,} bytes"
-            raise ModelError(f"{model}: tensor {TABLE} has {there}: not {most}")
+            raise ModelError(f"{model}: tensor {TABLE} has {there}: not {allowed}")
         if self.table[:, -1].min() < 0 or self.table[:, -1].max() > LARGEST_SQUARE:
             raise ModelError(f"{model}: tensor {TABLE} holds a square that is not from 0 to {LARGEST_SQUARE:,}")
         if not (np.abs(self.scale) <= _LARGEST_SCALE).all():
@@ -451,9 +451,9 @@ def _sums(grams_of_kind: list[Grams], table: NDArray[np.int16], count: int) -> N
     rows_of_tiles.reshape(-1)[places], often.reshape(-1)[places] = buckets, times
     # Add the rows of each tile, then the tiles of each text.
     of_tiles = np.empty((len(rows_of_tiles), table.shape[1]), np.int32)
-    most = max(1, _TILES_BYTES // (4 * _TILE * table.shape[1]))
-    for first in range(0, len(rows_of_tiles), most):
-        tiles = slice(first, first + most)
+    tiles_at_once = max(1, _TILES_BYTES // (4 * _TILE * table.shape[1]))
+    for first in range(0, len(rows_of_tiles), tiles_at_once):
+        tiles = slice(first, first + tiles_at_once)
         rows, counts = table.take(rows_of_tiles[tiles], axis=0), often[tiles]
         of_tiles[tiles] = (counts[:, None].astype(np.float32) @ rows.astype(np.float32))[:, 0]
         of_tiles[tiles, -1] = (counts * counts * rows[:, :, -1]).sum(axis=1)
@@ -479,13 +479,13 @@ def _parts(
 
     Yields the slice of each batch, and its data and offsets as for `find`.
     """
-    most = min(_BATCH_BYTES, _BATCH_VALUES // ngrams.table.shape[1])
+    batch_bytes = min(_BATCH_BYTES, _BATCH_VALUES // ngrams.table.shape[1])
     sizes = np.minimum(np.diff(offsets), head_bytes(ngrams.kinds.reads))
     ends = np.cumsum(sizes)
     first = 0
     while first < len(sizes):
         before = int(ends[first] - sizes[first])
-        last = max(first + 1, int(np.searchsorted(ends, before + most, side="right")))
+        last = max(first + 1, int(np.searchsorted(ends, before + batch_bytes, side="right")))
         bounds = np.concatenate([[0], ends[first:last] - before])
         part = data[offsets[first] : offsets[last]]
         if len(part) > bounds[-1]:

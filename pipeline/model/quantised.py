@@ -250,6 +250,6 @@ def with_scales(model: Model, ids: NDArray[np.uint8]) -> Model:
     if not np.isfinite(maxima).all():
         raise UsageError(f"{model.name}: the model overflows on a text of the sample: it cannot compute in int8")
     # Turn the maxima into steps. A tensor that is always zero may have any step.
-    steps = {after: float(most) / LARGEST or 1.0 for (_, after), most in zip(inputs, maxima, strict=True)}
+    steps = {after: float(maximum) / LARGEST or 1.0 for (_, after), maximum in zip(inputs, maxima, strict=True)}
     digest = hashlib.sha256(_METHOD + np.ascontiguousarray(ids).tobytes()).hexdigest()
     return replace(model, scales=ActivationScales(steps, digest))

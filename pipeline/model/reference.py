@@ -238,8 +238,8 @@ def lookup_norm_pool(
             # The mode "clip" only avoids a buffer in NumPy: every id is within the table.
             np.take(table[tap], ids[article, tap : tap + touched], axis=0, out=part, mode="clip")
             window[:touched] += part
-        kept = touched if frame == "text" else rows
-        norm_relu_pool(window, norm, pool, out[offsets[article] : offsets[article + 1]], gathered, kept)
+        rows_to_keep = touched if frame == "text" else rows
+        norm_relu_pool(window, norm, pool, out[offsets[article] : offsets[article + 1]], gathered, rows_to_keep)
     return Rows(out, offsets)
 
 
@@ -293,7 +293,7 @@ def relu_pool(values: Floats, pool: int, out: Floats) -> None:
         np.maximum(out, windows[:, other], out=out)
 
 
-def norm_relu_pool(values: Floats, norm: Norm, pool: int, out: Floats, scratch: Floats, kept: int) -> None:
+def norm_relu_pool(values: Floats, norm: Norm, pool: int, out: Floats, scratch: Floats, rows_to_keep: int) -> None:
     """Apply a layer norm over all values, ReLU and max pool.
 
     NumPy sums pairwise, in an order that depends only on the shape.
@@ -310,7 +310,7 @@ def norm_relu_pool(values: Floats, norm: Norm, pool: int, out: Floats, scratch: 
         The array for the result.
     scratch : float32 [rows, channels]
         Memory that is overwritten.
-    kept : int
+    rows_to_keep : int
         The number of rows to keep. The rows after them are zero after ReLU.
 
     """
@@ -321,7 +321,7 @@ def norm_relu_pool(values: Floats, norm: Norm, pool: int, out: Floats, scratch: 
     values *= 1 / np.sqrt(variance + np.float32(NORM_EPSILON)) if np.isfinite(variance) else np.float32(np.nan)
     values *= norm.gamma
     values += norm.beta
-    values[kept:] = 0
+    values[rows_to_keep:] = 0
     relu_pool(values, pool, out)
 
 

@@ -72,15 +72,15 @@ class StoredTokenizer:
         """One more than the largest number of a token."""
         return 1 + max(self.library.get_vocab().values(), default=0)
 
-    def encoded(self, texts: list[str], most: int) -> list[Any]:
-        """Return the `tokenizers.Encoding` of each text, cut to `most` tokens, on all cores and without offsets."""
-        if most not in self._cutting:
+    def encoded(self, texts: list[str], most_tokens: int) -> list[Any]:
+        """Return the `tokenizers.Encoding` of each text, cut to `most_tokens`, on all cores and without offsets."""
+        if most_tokens not in self._cutting:
             cutting = type(self.library).from_str(self.library.to_str())
-            cutting.enable_truncation(most, direction=self.cut)
-            self._cutting[most] = cutting
-        return list(self._cutting[most].encode_batch_fast(texts))
+            cutting.enable_truncation(most_tokens, direction=self.cut)
+            self._cutting[most_tokens] = cutting
+        return list(self._cutting[most_tokens].encode_batch_fast(texts))
 
-    def of_texts(self, data: NDArray[np.uint8], offsets: Integers, most: int) -> Tokens:
+    def of_texts(self, data: NDArray[np.uint8], offsets: Integers, most_tokens: int) -> Tokens:
         """Return the tokens of N texts in valid UTF-8, including those that frame each text.
 
         Parameters
@@ -89,11 +89,11 @@ class StoredTokenizer:
             The texts, one after another.
         offsets : int64 [N + 1]
             Text i is ``data[offsets[i]:offsets[i + 1]]``.
-        most : int
+        most_tokens : int
             The largest number of tokens of a text. Further tokens are cut off.
 
         """
-        encoded = self.encoded([*strings(data, offsets)], most)
+        encoded = self.encoded([*strings(data, offsets)], most_tokens)
         ends = np.cumsum([0, *(len(one.ids) for one in encoded)], dtype=np.int64)
         ids = np.fromiter((token for one in encoded for token in one.ids), np.int64, int(ends[-1]))
         return Tokens(ids, ends, np.array([bool(one.overflowing) for one in encoded], np.bool_))

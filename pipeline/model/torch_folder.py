@@ -113,14 +113,14 @@ def _read(folder: Path, name: str) -> Read:
             f"{name}: its tokenizer has tokens up to number {stored.size - 1:,}, and its model vectors for "
             f"{config.vocab_size:,}: save the folder again after resize_token_embeddings"
         )
-    most = _most(config, limit or longest)
-    if most <= stored.framing:
-        raise refused(name, f"it reads {most:,} tokens of a text", f"{stored.framing + 1} or more are")
+    most_tokens = _most_tokens(config, limit or longest)
+    if most_tokens <= stored.framing:
+        raise refused(name, f"it reads {most_tokens:,} tokens of a text", f"{stored.framing + 1} or more are")
     # Make the encoder.
     task: Any = "classifier" if classes else "vectors"
     family = str(about["model_type"])
     inputs: Any = names
-    settings = TorchSettings(family, task, width, outputs, most, inputs, stored.cut, prompt)
+    settings = TorchSettings(family, task, width, outputs, most_tokens, inputs, stored.cut, prompt)
     return Read(TorchEncoder(settings, stored, files, last), classes, bias, kind, levels)
 
 
@@ -192,7 +192,7 @@ def _config(about: Json, name: str) -> Any:
     return config
 
 
-def _most(config: Any, limit: int) -> int:
+def _most_tokens(config: Any, limit: int) -> int:
     """Return the largest number of tokens of a text: limited by the tokenizer, and by the places of the model."""
     places = getattr(config, "max_position_embeddings", None) or MOST_TOKENS
     places = MOST_TOKENS if places < 0 else places

@@ -192,7 +192,7 @@ class WordPiece:
         marks = sorted(self.rules.marks)
         return np.array([*map(ord, marks)], np.int64), np.array([*map(unicodedata.combining, marks)], np.int64)
 
-    def of_texts(self, data: NDArray[np.uint8], offsets: Integers, most: int) -> Tokens:
+    def of_texts(self, data: NDArray[np.uint8], offsets: Integers, most_tokens: int) -> Tokens:
         """Return the tokens of N texts in valid UTF-8, including the tokens that begin and end each text.
 
         Parameters
@@ -201,20 +201,20 @@ class WordPiece:
             The texts, one after another.
         offsets : int64 [N + 1]
             Text i is ``data[offsets[i]:offsets[i + 1]]``.
-        most : int
+        most_tokens : int
             The largest number of tokens of a text. Further tokens are cut off.
 
         """
         parts = []
         for some in batches(offsets, _BATCH_BYTES):
             own = offsets[some.start : some.stop + 1].tolist()
-            parts.append(self._of_strings([data[a:b].tobytes().decode() for a, b in pairwise(own)], most))
-        parts = parts or [self._of_strings([], most)]
+            parts.append(self._of_strings([data[a:b].tobytes().decode() for a, b in pairwise(own)], most_tokens))
+        parts = parts or [self._of_strings([], most_tokens)]
         ends = np.cumsum(np.concatenate([[0], *(np.diff(part.ends) for part in parts)]))
         ids, is_cut = (np.concatenate([part[i] for part in parts]) for i in (0, 2))
         return Tokens(ids, ends.astype(np.int64), is_cut)
 
-    def _of_strings(self, texts: list[str], most: int) -> Tokens:
+    def _of_strings(self, texts: list[str], most_tokens: int) -> Tokens:
         """Return the tokens of a batch of texts."""
         # Normalise all texts at once, and split them into words.
         texts = [self._marked(text) for text in texts]
@@ -225,20 +225,20 @@ class WordPiece:
         begins, stops = _words(become, of_text)
         # Cut the words into tokens. A word has at least one token, so later words of a long text are left out.
         words_in = np.bincount(of_text[begins], minlength=len(texts))
-        reached = _rank(words_in) < most - 2
+        reached = _rank(words_in) < most_tokens - 2
         begins, stops, of_word = begins[reached], stops[reached], of_text[begins][reached]
         words = self._cut_all(become, begins, stops)
         sizes = np.fromiter(map(len, words), np.int64, len(words))
         ids = np.fromiter(chain.from_iterable(words), np.int64, int(sizes.sum()))
         # Cut off what is too long, and frame each text.
         tokens_in = np.bincount(of_word, sizes, len(texts)).astype(np.int64)
-        ids = ids[_rank(tokens_in) < most - 2]
-        counts = np.minimum(tokens_in, most - 2)
+        ids = ids[_rank(tokens_in) < most_tokens - 2]
+        counts = np.minimum(tokens_in, most_tokens - 2)
         ends = np.concatenate([[0], np.cumsum(counts + 2)])
         framed = np.full(ends[-1], self.rules.first, np.int64)
         framed[ends[1:] - 1] = self.rules.last
         framed[np.arange(len(ids)) + 1 + 2 * np.repeat(np.arange(len(texts)), counts)] = ids
-        return Tokens(framed, ends, (tokens_in > most - 2) | (words_in > most - 2))
+        return Tokens(framed, ends, (tokens_in > most_tokens - 2) | (words_in > most_tokens - 2))
 
     def words_of(self, text: str) -> tuple[Integers, Integers]:
         """Return where each word of a text begins, in code points, and how many tokens it has, [words] each."""
@@ -284,10 +284,10 @@ class WordPiece:
         """Put runs of marks in the order of Unicode's normal form NFD."""
         marks, classes = self.marks
         is_mark = np.isin(become, marks)
-        together = is_mark[1:] & is_mark[:-1] & (of_text[1:] == of_text[:-1])
-        if not together.any():
+        continues_run = is_mark[1:] & is_mark[:-1] & (of_text[1:] == of_text[:-1])
+        if not continues_run.any():
             return become
-        run = np.cumsum(np.concatenate([[True], ~together]))
+        run = np.cumsum(np.concatenate([[True], ~continues_run]))
         class_ = np.zeros(len(become), np.int64)
         class_[is_mark] = classes[np.searchsorted(marks, become[is_mark])]
         return become[np.lexsort((class_, run))]
