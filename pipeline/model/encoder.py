@@ -117,8 +117,8 @@ class Distances(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=T
 class Settings(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """The settings of an encoder, which decide the vector of a text beside the weights.
 
-    The settings by stage: `rules`, `most` for tokens; `padding`, `rotary`, `distances` for places; `layers`, `heads`,
-    `activation`, `epsilon`, `is_pre_norm`, `is_gated` for layers; `pooling` and `head` for the vector of the text.
+    The settings by stage: `rules`, `most_tokens` for tokens; `padding`, `rotary`, `distances` for places; `layers`,
+    `heads`, `activation`, `epsilon`, `is_pre_norm`, `is_gated` for layers; `pooling`, `head` for the vector of a text.
 
     Attributes
     ----------
@@ -133,7 +133,7 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=Tr
     head : tuple of str
         The steps that change that vector before the last product, in order: "normalise" to a length of one,
         "layer_norm", or a product followed by "tanh", "relu", "gelu", or "identity".
-    most : int
+    most_tokens : int
         The largest number of tokens of a text, including the tokens that begin and end it. Further tokens are not read.
     rules : Rules or None
         The rules of a WordPiece vocabulary; None for a stored tokenizer.
@@ -160,7 +160,7 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=Tr
     activation: Activation
     pooling: Pooling
     head: tuple[Literal["normalise", "layer_norm", "tanh", "relu", "gelu", "identity"], ...]
-    most: Annotated[int, Meta(ge=3, le=MOST_TOKENS)]
+    most_tokens: Annotated[int, Meta(ge=3, le=MOST_TOKENS)] = msgspec.field(name="most")
     rules: Rules | None
     padding: Annotated[int, Meta(ge=0)] | None = None
     rotary: tuple[Rotary, ...] = ()
@@ -188,8 +188,8 @@ class Encoder:
         The weights, float32 or float16. A product has a ".bias", [outputs], unless the list says otherwise. A norm has
         a ".weight" and a ".bias", [width] each.
 
-        - the embedding: "embedding" [entries, width]; "places" [most, width], or one row more if padding has a place
-          of its own (both without a bias); and the norm "norm"
+        - the embedding: "embedding" [entries, width]; "places" [most_tokens, width], or one row more if padding has a
+          place of its own (both without a bias); and the norm "norm"
         - each layer, with the prefix "0.", "1." and so on: "queries" [width, 3 width] of queries, keys and values,
           "mix" [width, width], "inner" [width, inner], "outer" [inner, width], and the norms "norm1" and "norm2"
         - the head: "head.0" and so on [inputs, outputs], the norm "head.norm", and "last" [inputs, classes], whose bias
@@ -285,7 +285,7 @@ class Encoder:
         # Collect the expected shapes of the embedding, the layers and the head.
         expected: dict[str, tuple[int, ...]] = {"embedding": (entries, width), **_norm("norm", width)}
         if settings.has_places:
-            expected["places"] = (settings.most + (settings.padding is not None), width)
+            expected["places"] = (settings.most_tokens + (settings.padding is not None), width)
         for layer in range(settings.layers):
             for name, shape in {
                 "queries": (width, 3 * width), "mix": (width, width),
@@ -327,7 +327,7 @@ class Encoder:
 
     def tokens_of(self, data: NDArray[np.uint8], offsets: NDArray[np.int64]) -> Tokens:
         """Return the tokens of N texts in valid UTF-8. data, offsets: as for `WordPiece.of_texts`."""
-        tokens = self.tokens.of_texts(data, offsets, self.settings.most)
+        tokens = self.tokens.of_texts(data, offsets, self.settings.most_tokens)
         if tokens.ids.max(initial=0) >= len(self.weights["embedding"]):
             raise ModelError(
                 "the tokenizer of this encoder has more tokens than its embedding has rows: convert it again"
@@ -341,7 +341,7 @@ class Encoder:
             return np.arange(len(ids)) - begins
         is_padding = ids == self.settings.padding
         counted = np.append(0, np.cumsum(~is_padding))
-        return np.where(is_padding, self.settings.most, counted[:-1] - counted[begins])
+        return np.where(is_padding, self.settings.most_tokens, counted[:-1] - counted[begins])
 
     def logits(self, ids: NDArray[np.int64], ends: NDArray[np.int64]) -> Floats:
         """Return the logits of N texts without the model's bias, float32 [N, classes]. ids, ends: as in `Tokens`."""

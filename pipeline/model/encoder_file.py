@@ -331,7 +331,7 @@ def _read(folder: Path, name: str) -> Read:
         of_padding = weights["places"][first - 1 : first]
         weights["places"] = np.concatenate([weights["places"][first : first + most_tokens], of_padding])
     rules = tokens.rules if isinstance(tokens, WordPiece) else None
-    settings = Settings(pooling=pooling, head=tuple(head.steps), most=most_tokens, rules=rules, **of_trunk)
+    settings = Settings(pooling=pooling, head=tuple(head.steps), most_tokens=most_tokens, rules=rules, **of_trunk)
     return Read(Encoder(settings, tokens, weights), classes, bias, of_head, levels)
 
 

@@ -33,8 +33,8 @@ ACTIVATION = re.compile(r"torch\.nn\.(?:modules\.(?:activation|linear)\.)?[A-Z]\
 class TorchSettings(Struct, frozen=True, forbid_unknown_fields=True):
     """The settings that decide, beside the files, what PyTorch computes.
 
-    `inputs`, `most`, `cut` and `prompt` are about tokens, `family`, `width` and `task` about the model, and `outputs`
-    and `is_normalised` about its result.
+    `inputs`, `most_tokens`, `cut` and `prompt` are about tokens, `family`, `width` and `task` about the model, and
+    `outputs` and `is_normalised` about its result.
 
     Attributes
     ----------
@@ -45,7 +45,7 @@ class TorchSettings(Struct, frozen=True, forbid_unknown_fields=True):
         sentence-transformers may be applied.
     width, outputs : int
         The number of values of a token's vector, and of the values that are computed for a text.
-    most : int
+    most_tokens : int
         The largest number of tokens of a text, including those that frame it. Further tokens are not read.
     inputs : tuple of str
         The names of the inputs that the model gets for each token.
@@ -62,7 +62,7 @@ class TorchSettings(Struct, frozen=True, forbid_unknown_fields=True):
     task: Literal["classifier", "vectors"]
     width: Annotated[int, Meta(ge=1)]
     outputs: Annotated[int, Meta(ge=1)]
-    most: Annotated[int, Meta(ge=1, le=MOST_TOKENS)]
+    most_tokens: Annotated[int, Meta(ge=1, le=MOST_TOKENS)] = msgspec.field(name="most")
     inputs: tuple[Literal["input_ids", "attention_mask", "token_type_ids"], ...]
     cut: Literal["right", "left"] = "right"
     prompt: str = ""
@@ -196,7 +196,7 @@ class TorchEncoder:
 
     def tokens_of(self, data: NDArray[np.uint8], offsets: NDArray[np.int64]) -> Tokens:
         """Return the tokens of N texts in valid UTF-8, without a prompt. data, offsets: as for `WordPiece.of_texts`."""
-        return self.tokens.of_texts(data, offsets, self.settings.most)
+        return self.tokens.of_texts(data, offsets, self.settings.most_tokens)
 
     def as_vectors(self) -> TorchEncoder:
         """Return the same encoder for vectors of length one, without a last product.

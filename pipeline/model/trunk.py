@@ -56,9 +56,9 @@ def vocabulary_of(encoder: Encoder | TorchEncoder) -> str:
     """Return a digest of all that decides the tokens of a text."""
     if isinstance(encoder, TorchEncoder):
         settings = encoder.settings
-        return _digest([settings.most, settings.cut, settings.prompt], _tokenizer_of(encoder))
+        return _digest([settings.most_tokens, settings.cut, settings.prompt], _tokenizer_of(encoder))
     own = {name: t for name, t in encoder.tensors().items() if name.removeprefix(PREFIX) not in encoder.weights}
-    return _digest([to_builtins(encoder.settings.rules), encoder.settings.most], own)
+    return _digest([to_builtins(encoder.settings.rules), encoder.settings.most_tokens], own)
 
 
 def _tokenizer_of(encoder: TorchEncoder) -> dict[str, NDArray[Any]]:

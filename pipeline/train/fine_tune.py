@@ -263,7 +263,7 @@ def fine_tune(
 
 def _rows_of(encoder: Encoder | TorchEncoder, text: TextBuffers, answers: Answers, rows: RowNumbers) -> _Rows:
     data, offsets = text.rows(rows)
-    most = min(encoder.settings.most, _MOST_TOKENS)
+    most = min(encoder.settings.most_tokens, _MOST_TOKENS)
     texts: list[Any]
     if isinstance(encoder, Encoder):
         tokens = encoder.tokens.of_texts(data, offsets, most)
