@@ -6,7 +6,7 @@ It refuses what the kernels cannot compute, and names it. `encoder_keys` has the
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -75,11 +75,48 @@ _LEVELS = 6
 Tensor = NDArray[Any]
 
 
-class _Body(NamedTuple):
-    """The names that transformers gives the settings and weights of one kind of encoder.
+class _Trunk(NamedTuple):
+    """An encoder without its tokens and its head.
 
     Attributes
     ----------
+    weights : dict of str to ndarray
+        The weights, by our names.
+    most_tokens : int
+        The largest number of tokens of a text for which the encoder has places.
+    settings : dict
+        The fields of `Settings` that config.json decides. A family returns only those that other families lack.
+
+    """
+
+    weights: dict[str, Tensor]
+    most_tokens: int
+    settings: dict[str, Any]
+
+
+class _Family(NamedTuple):
+    """The functions that read what differs between families of encoders.
+
+    Attributes
+    ----------
+    read_trunk : callable
+        Reads the weights and the settings of an encoder with a given number of layers.
+    add_head : callable
+        Adds the steps of a classifier before its last product, and returns the pooling.
+
+    """
+
+    read_trunk: Callable[[_Stored, int], _Trunk]
+    add_head: Callable[[_Head, _Stored], Pooling]
+
+
+class _Body(NamedTuple):
+    """One kind of encoder: its family, and the names that transformers gives its settings and weights.
+
+    Attributes
+    ----------
+    family : _Family
+        The functions that read it.
     prefix : str
         The prefix of the names of the encoder's weights, in a file that also has a head.
     layers, heads, activation, width, inner : str
@@ -102,6 +139,7 @@ class _Body(NamedTuple):
 
     """
 
+    family: _Family
     prefix: str
     layers: str
     heads: str
@@ -121,66 +159,26 @@ class _Body(NamedTuple):
     usual_epsilon: float = 1e-12
 
 
-_BODIES = {
-    "bert": _Body(
-        "bert.", "num_hidden_layers", "num_attention_heads", "hidden_act", "hidden_size", "intermediate_size", (12, 12),
-        "layer_norm_eps", "encoder.layer",
-        ("attention.self.query", "attention.self.key", "attention.self.value"),
-        ("attention.output.dense", "intermediate.dense", "output.dense"),
-        ("attention.output.LayerNorm", "output.LayerNorm"),
-        "pooler.dense", "tanh",
-    ),
-    "distilbert": _Body(
-        "distilbert.", "n_layers", "n_heads", "activation", "dim", "hidden_dim", (6, 12), 1e-12, "transformer.layer",
-        ("attention.q_lin", "attention.k_lin", "attention.v_lin"),
-        ("attention.out_lin", "ffn.lin1", "ffn.lin2"),
-        ("sa_layer_norm", "output_layer_norm"),
-        "pre_classifier", "relu",
-    ),
-}  # fmt: skip
-_ROBERTA = _BODIES["bert"]._replace(
-    prefix="roberta.", before="classifier.dense", last="classifier.out_proj", counts_padding=True
-)
-_BODIES |= dict.fromkeys(("roberta", "xlm-roberta", "camembert"), _ROBERTA)
-_MODERNBERT = _Body(
-    "model.", "num_hidden_layers", "num_attention_heads", "hidden_activation", "hidden_size", "intermediate_size",
-    (22, 12), "norm_eps", "layers", ("attn.Wqkv",), ("attn.Wo", "mlp.Wi", "mlp.Wo"), ("attn_norm", "mlp_norm"),
-    "head.dense", "gelu", usual_epsilon=1e-5,
-)  # fmt: skip
-_BODIES["modernbert"] = _MODERNBERT
-_GTE = _Body(
-    "gte.", "num_hidden_layers", "num_attention_heads", "hidden_act", "hidden_size", "intermediate_size", (12, 12),
-    "layer_norm_eps", "encoder.layer", ("attention.qkv_proj",),
-    ("attention.o_proj", "mlp.up_gate_proj", "mlp.down_proj"), ("attn_ln", "mlp_ln"), "pooler.dense", "tanh",
-)  # fmt: skip
-_DEBERTA = _BODIES["bert"]._replace(
-    prefix="deberta.", usual=(24, 24), usual_epsilon=1e-7,
-    queries=("attention.self.query_proj", "attention.self.key_proj", "attention.self.value_proj"),
-)  # fmt: skip
-_BODIES["deberta-v2"] = _DEBERTA
-_BODIES |= {"gte": _GTE, "new": _GTE._replace(prefix="new.")}
-
-
-_KNOWN = "BERT, DistilBERT, RoBERTa, XLM-R, CamemBERT, ModernBERT, gte and DeBERTa-v2"
-
-
-class _Trunk(NamedTuple):
-    """An encoder without its tokens and its head.
+class _Stored(NamedTuple):
+    """The stored encoder of a folder.
 
     Attributes
     ----------
-    weights : dict of str to ndarray
-        The weights, by our names.
-    most_tokens : int
-        The largest number of tokens of a text for which the encoder has places.
-    settings : dict
-        The fields of `Settings` that config.json decides.
+    config : dict
+        The content of config.json.
+    tensors : _Tensors
+        The weights.
+    body : _Body
+        The kind of the encoder.
+    name : str
+        The name of the folder in messages.
 
     """
 
-    weights: dict[str, Tensor]
-    most_tokens: int
-    settings: dict[str, Any]
+    config: Json
+    tensors: _Tensors
+    body: _Body
+    name: str
 
 
 class Read(NamedTuple):
@@ -280,23 +278,20 @@ def _read(folder: Path, name: str) -> Read:
     body = _BODIES[kind]
     modules = _modules(folder, name)
     tensors = _Tensors(folder / HUB_FILE, name, body.prefix)
-    weights, places, of_trunk = _trunk(config, tensors, body, name)
+    stored = _Stored(config, tensors, body, name)
+    weights, places, of_trunk = _trunk(stored)
     # Read the head of a classifier, or the modules of sentence-transformers.
     head = _Head(weights)
     classes: tuple[str, ...] = ()
     bias, of_head, levels = np.zeros(0, np.float32), "", None
-    pooling: Pooling = "cls"
+    pooling: Pooling
     if is_classifier(config):
         if modules is not None:
             raise refused(
                 name, f"it has a classifier and modules of sentence-transformers ({MODULES_FILE})", "one of the two is"
             )
         classes, of_head = classes_of(config, name)
-        if body is _MODERNBERT:
-            pooling = _add_head_of_modernbert(head, tensors, config, name)
-        else:
-            step = deberta_folder.head_of(config, name) if body is _DEBERTA else body.step
-            head.add(step, tensors[f"{body.before}.weight"], tensors[f"{body.before}.bias"])
+        pooling = body.family.add_head(head, stored)
         weights["last"] = transposed(tensors[f"{body.last}.weight"])
         bias = tensors[f"{body.last}.bias"].astype(np.float32)
         outputs = 1 if of_head == "number" else len(classes)
@@ -335,21 +330,10 @@ def _read(folder: Path, name: str) -> Read:
     return Read(Encoder(settings, tokens, weights), classes, bias, of_head, levels)
 
 
-def _trunk(config: Json, tensors: _Tensors, body: _Body, name: str) -> _Trunk:
-    """Read the weights of an encoder and their settings.
-
-    Parameters
-    ----------
-    config : dict
-        The content of config.json.
-    tensors : _Tensors
-        The weights of the folder.
-    body : _Body
-        The names of the weights.
-    name : str
-        The name of the folder in messages.
-
-    """
+def _trunk(stored: _Stored) -> _Trunk:
+    """Read the weights of an encoder and all of its settings."""
+    config, tensors, body, name = stored
+    # Read the settings that all families have.
     activation = config.get(body.activation, "gelu")
     if activation not in _ACTIVATIONS:
         raise NotInKernels(name, f"its {body.activation} is {activation!r:.40}", f"{', '.join(_ACTIVATIONS)} are")
@@ -363,31 +347,14 @@ def _trunk(config: Json, tensors: _Tensors, body: _Body, name: str) -> _Trunk:
         "epsilon": body.epsilon if isinstance(body.epsilon, float) else config.get(body.epsilon, body.usual_epsilon),
         "activation": _ACTIVATIONS[activation],
     }
-    if body is _MODERNBERT:
-        rotary = modernbert_folder.rotary_of(config, layers, name)
-        settings |= {"rotary": rotary, "is_pre_norm": True, "is_gated": True}
-        weights = modernbert_folder.weights_of(tensors, config, layers)
-        places = config.get("max_position_embeddings", MOST_TOKENS)
-    elif config["model_type"] in _OF_GTE:
-        settings |= {"rotary": (gte_folder.rotary_of(config, name),) * layers, "is_gated": True}
-        weights = gte_folder.weights_of(tensors, config, layers)
-        places = gte_folder.places_of(config)
-    elif body is _DEBERTA:
-        distances = settings["distances"] = deberta_folder.distances_of(config, name)
-        weights = {"embedding": deberta_folder.embedding_of(tensors, config), **_layers(tensors, layers, body)}
-        weights |= deberta_folder.projected(tensors, config, distances, layers, name)
-        places = config.get("max_position_embeddings", 512)
-    else:
-        padding = int(config.get("pad_token_id", 1)) if body.counts_padding else None
-        settings["padding"] = padding
-        weights = {**_embeddings(tensors, body), **_layers(tensors, layers, body)}
-        places = len(weights["places"]) - (0 if padding is None else padding + 1)
-    for key, size in _sizes(weights, tensors, body).items():  # transformers would draw other weights at random
+    # Read the rest, and check the sizes: for weights of another size, transformers would draw random ones.
+    own = body.family.read_trunk(stored, layers)
+    for key, size in _sizes(own.weights, tensors, body).items():
         if config.get(key, size) != size:
             raise ModelError(
                 f"{name}: its {key} in {CONFIG_FILE} is {config[key]!r:.40}, and its weights have {size:,}"
             )
-    return _Trunk(weights, places, settings)
+    return own._replace(settings=settings | own.settings)
 
 
 _LEAST_TOKENS = 3
@@ -513,16 +480,6 @@ class _Head:
             self.add("identity", np.eye(values, self._width, dtype=np.float32), np.zeros(values, np.float32))
 
 
-def _add_head_of_modernbert(head: _Head, tensors: _Tensors, config: Json, name: str) -> Pooling:
-    """Add the steps of a ModernBERT classifier before its last product. Return the pooling."""
-    pooling, step, has_bias, has_norm_bias = modernbert_folder.head_of(config, name)
-    weight, gamma = tensors["head.dense.weight"], tensors["head.norm.weight"]
-    zeros = np.zeros(len(weight), np.float32)
-    head.add(step, weight, tensors["head.dense.bias"] if has_bias else zeros)
-    head.norm(gamma, tensors["head.norm.bias"] if has_norm_bias else zeros)
-    return pooling
-
-
 def _add_modules(modules: list[tuple[str, Path]], head: _Head, name: str) -> Pooling:
     """Add the modules after the encoder to a head. Return the pooling."""
     pooling: Pooling = "mean"
@@ -564,32 +521,6 @@ def _sizes(weights: Mapping[str, Tensor], tensors: _Tensors, body: _Body) -> dic
 
 
 _KINDS_OF_TOKENS = "embeddings.token_type_embeddings.weight"
-
-
-def _embeddings(stored: _Tensors, body: _Body) -> dict[str, Tensor]:
-    """Return the vectors of tokens and of places, by our names."""
-    weights: dict[str, Tensor] = {"embedding": stored["embeddings.word_embeddings.weight"]}
-    weights["places"] = stored["embeddings.position_embeddings.weight"]
-    if isinstance(body.epsilon, str):  # every kind except DistilBERT, which has no kinds of tokens
-        # All tokens of a single text are of the first kind.
-        weights["places"] = weights["places"].astype(np.float32) + stored[_KINDS_OF_TOKENS][0]
-    return weights
-
-
-def _layers(stored: _Tensors, count: int, body: _Body) -> dict[str, Tensor]:
-    """Return the weights of the first norm and of all layers by our names, in the shapes of our products."""
-    weights: dict[str, Tensor] = {f"norm.{part}": stored[f"embeddings.LayerNorm.{part}"] for part in ("weight", "bias")}
-    for layer in range(count):
-        of = f"{body.layer}.{layer}"
-        turned = [transposed(stored[f"{of}.{one}.weight"]) for one in body.queries]
-        weights[f"{layer}.queries"] = np.concatenate(turned, axis=1)
-        weights[f"{layer}.queries.bias"] = np.concatenate([stored[f"{of}.{one}.bias"] for one in body.queries])
-        for ours, theirs in zip(("mix", "inner", "outer"), body.products, strict=True):
-            weights[f"{layer}.{ours}"] = transposed(stored[f"{of}.{theirs}.weight"])
-            weights[f"{layer}.{ours}.bias"] = stored[f"{of}.{theirs}.bias"]
-        for ours, theirs in zip(("norm1", "norm2"), body.norms, strict=True):
-            weights |= {f"{layer}.{ours}.{part}": stored[f"{of}.{theirs}.{part}"] for part in ("weight", "bias")}
-    return weights
 
 
 class _Tensors:
@@ -637,6 +568,143 @@ class _Tensors:
 
 
 _STORED_AS = {"F32": "<f4", "F16": "<f2", "BF16": "<u2", "F64": "<f8"}
+
+
+def _embeddings(tensors: _Tensors, body: _Body) -> dict[str, Tensor]:
+    """Return the vectors of tokens and of places, by our names."""
+    weights: dict[str, Tensor] = {"embedding": tensors["embeddings.word_embeddings.weight"]}
+    weights["places"] = tensors["embeddings.position_embeddings.weight"]
+    if isinstance(body.epsilon, str):  # every kind except DistilBERT, which has no kinds of tokens
+        # All tokens of a single text are of the first kind.
+        weights["places"] = weights["places"].astype(np.float32) + tensors[_KINDS_OF_TOKENS][0]
+    return weights
+
+
+def _layers(tensors: _Tensors, count: int, body: _Body) -> dict[str, Tensor]:
+    """Return the weights of the first norm and of all layers by our names, in the shapes of our products."""
+    weights: dict[str, Tensor] = {
+        f"norm.{part}": tensors[f"embeddings.LayerNorm.{part}"] for part in ("weight", "bias")
+    }
+    for layer in range(count):
+        of = f"{body.layer}.{layer}"
+        turned = [transposed(tensors[f"{of}.{one}.weight"]) for one in body.queries]
+        weights[f"{layer}.queries"] = np.concatenate(turned, axis=1)
+        weights[f"{layer}.queries.bias"] = np.concatenate([tensors[f"{of}.{one}.bias"] for one in body.queries])
+        for ours, theirs in zip(("mix", "inner", "outer"), body.products, strict=True):
+            weights[f"{layer}.{ours}"] = transposed(tensors[f"{of}.{theirs}.weight"])
+            weights[f"{layer}.{ours}.bias"] = tensors[f"{of}.{theirs}.bias"]
+        for ours, theirs in zip(("norm1", "norm2"), body.norms, strict=True):
+            weights |= {f"{layer}.{ours}.{part}": tensors[f"{of}.{theirs}.{part}"] for part in ("weight", "bias")}
+    return weights
+
+
+def _trunk_of_bert(stored: _Stored, layers: int) -> _Trunk:
+    """Read the weights, with vectors of places, for BERT, DistilBERT and RoBERTa."""
+    config, tensors, body, _ = stored
+    padding = int(config.get("pad_token_id", 1)) if body.counts_padding else None
+    weights = {**_embeddings(tensors, body), **_layers(tensors, layers, body)}
+    places = len(weights["places"]) - (0 if padding is None else padding + 1)
+    return _Trunk(weights, places, {"padding": padding})
+
+
+def _trunk_of_modernbert(stored: _Stored, layers: int) -> _Trunk:
+    """Read the weights, rotary embeddings and windows of ModernBERT."""
+    config, tensors, _, name = stored
+    rotary = modernbert_folder.rotary_of(config, layers, name)
+    weights = modernbert_folder.weights_of(tensors, config, layers)
+    places = config.get("max_position_embeddings", MOST_TOKENS)
+    return _Trunk(weights, places, {"rotary": rotary, "is_pre_norm": True, "is_gated": True})
+
+
+def _trunk_of_gte(stored: _Stored, layers: int) -> _Trunk:
+    """Read the weights and rotary embeddings of gte."""
+    config, tensors, _, name = stored
+    rotary = (gte_folder.rotary_of(config, name),) * layers
+    weights = gte_folder.weights_of(tensors, config, layers)
+    return _Trunk(weights, gte_folder.places_of(config), {"rotary": rotary, "is_gated": True})
+
+
+def _trunk_of_deberta(stored: _Stored, layers: int) -> _Trunk:
+    """Read the weights of DeBERTa-v2, with keys and queries of distances."""
+    config, tensors, body, name = stored
+    distances = deberta_folder.distances_of(config, name)
+    weights = {"embedding": deberta_folder.embedding_of(tensors, config), **_layers(tensors, layers, body)}
+    weights |= deberta_folder.projected(tensors, config, distances, layers, name)
+    return _Trunk(weights, config.get("max_position_embeddings", 512), {"distances": distances})
+
+
+def _add_head_of_bert(head: _Head, stored: _Stored) -> Pooling:
+    """Add the product of BERT's pooler, or of the head of a kind without a pooler, which reads the first token."""
+    _add_product(head, stored, stored.body.step)
+    return "cls"
+
+
+def _add_head_of_deberta(head: _Head, stored: _Stored) -> Pooling:
+    """Add the product of the pooler, whose activation config.json names."""
+    _add_product(head, stored, deberta_folder.head_of(stored.config, stored.name))
+    return "cls"
+
+
+def _add_product(head: _Head, stored: _Stored, step: str) -> None:
+    """Add the product before the last one, and the step that follows it."""
+    tensors, before = stored.tensors, stored.body.before
+    head.add(step, tensors[f"{before}.weight"], tensors[f"{before}.bias"])
+
+
+def _add_head_of_modernbert(head: _Head, stored: _Stored) -> Pooling:
+    """Add the product and the norm of a ModernBERT classifier, which reads the first token or the mean."""
+    config, tensors, _, name = stored
+    pooling, step, has_bias, has_norm_bias = modernbert_folder.head_of(config, name)
+    weight, gamma = tensors["head.dense.weight"], tensors["head.norm.weight"]
+    zeros = np.zeros(len(weight), np.float32)
+    head.add(step, weight, tensors["head.dense.bias"] if has_bias else zeros)
+    head.norm(gamma, tensors["head.norm.bias"] if has_norm_bias else zeros)
+    return pooling
+
+
+_BERT = _Body(
+    _Family(_trunk_of_bert, _add_head_of_bert),
+    "bert.", "num_hidden_layers", "num_attention_heads", "hidden_act", "hidden_size", "intermediate_size", (12, 12),
+    "layer_norm_eps", "encoder.layer", ("attention.self.query", "attention.self.key", "attention.self.value"),
+    ("attention.output.dense", "intermediate.dense", "output.dense"),
+    ("attention.output.LayerNorm", "output.LayerNorm"), "pooler.dense", "tanh",
+)  # fmt: skip
+_DISTILBERT = _Body(
+    _BERT.family,
+    "distilbert.", "n_layers", "n_heads", "activation", "dim", "hidden_dim", (6, 12), 1e-12, "transformer.layer",
+    ("attention.q_lin", "attention.k_lin", "attention.v_lin"), ("attention.out_lin", "ffn.lin1", "ffn.lin2"),
+    ("sa_layer_norm", "output_layer_norm"), "pre_classifier", "relu",
+)  # fmt: skip
+_ROBERTA = _BERT._replace(prefix="roberta.", before="classifier.dense", last="classifier.out_proj", counts_padding=True)
+_MODERNBERT = _Body(
+    _Family(_trunk_of_modernbert, _add_head_of_modernbert),
+    "model.", "num_hidden_layers", "num_attention_heads", "hidden_activation", "hidden_size", "intermediate_size",
+    (22, 12), "norm_eps", "layers", ("attn.Wqkv",), ("attn.Wo", "mlp.Wi", "mlp.Wo"), ("attn_norm", "mlp_norm"),
+    "head.dense", "gelu", usual_epsilon=1e-5,
+)  # fmt: skip
+_GTE = _Body(
+    _Family(_trunk_of_gte, _add_head_of_bert),
+    "gte.", "num_hidden_layers", "num_attention_heads", "hidden_act", "hidden_size", "intermediate_size", (12, 12),
+    "layer_norm_eps", "encoder.layer", ("attention.qkv_proj",),
+    ("attention.o_proj", "mlp.up_gate_proj", "mlp.down_proj"), ("attn_ln", "mlp_ln"), "pooler.dense", "tanh",
+)  # fmt: skip
+_DEBERTA = _BERT._replace(
+    family=_Family(_trunk_of_deberta, _add_head_of_deberta),
+    prefix="deberta.", usual=(24, 24), usual_epsilon=1e-7,
+    queries=("attention.self.query_proj", "attention.self.key_proj", "attention.self.value_proj"),
+)  # fmt: skip
+_BODIES = {
+    "bert": _BERT,
+    "distilbert": _DISTILBERT,
+    **dict.fromkeys(("roberta", "xlm-roberta", "camembert"), _ROBERTA),
+    "modernbert": _MODERNBERT,
+    "gte": _GTE,
+    "new": _GTE._replace(prefix="new."),
+    "deberta-v2": _DEBERTA,
+}
+"""The kinds of encoders, by `model_type` of config.json. A new kind also needs its keys in `encoder_keys.CONFIG`."""
+
+_KNOWN = "BERT, DistilBERT, RoBERTa, XLM-R, CamemBERT, ModernBERT, gte and DeBERTa-v2"
 
 
 def classes_of(config: Json, name: str) -> tuple[tuple[str, ...], str]:
