@@ -116,7 +116,7 @@ def margins(logits: NDArray[np.float32], thresholds: Sequence[float] | None) -> 
 
 
 def asked(logits: NDArray[np.float32], margin: float, thresholds: Sequence[float] | None) -> NDArray[np.bool_]:
-    """Return whether the network must score each text, [N]. logits: those of the n-grams alone, fp32 [N, classes]."""
+    """Return whether the network must score each text, [N]. logits: from the n-grams alone, fp32 [N, classes]."""
     sure: NDArray[np.bool_] = margins(logits, thresholds) >= np.float32(margin)
     return ~sure
 

@@ -114,8 +114,9 @@ class Model:
     Raises
     ------
     ModelError
-        If a tensor is missing, unknown, misshapen or not finite, a class has no name or that of another class, the
-        frame is unknown, scales, n-grams, thresholds or heads do not fit the model, or the temperature is out of range.
+        If a tensor is missing, unknown, misshapen or not finite, a class has no name, two classes have the same name,
+        the frame is unknown, scales, n-grams, thresholds or heads do not fit the model, or the temperature is out of
+        range.
 
     Examples
     --------

@@ -507,7 +507,7 @@ def _attend(
     query: Floats, key: Floats, value: Floats, out: Floats, own: slice | None = None, near: slice | None = None,
     window: int = 0, apart: tuple[Floats, Floats] | None = None,
 ) -> None:  # fmt: skip
-    """Compute the attention of some tokens of a text to some tokens of it.
+    """Compute the attention of some tokens of a text to some tokens of the same text.
 
     Parameters
     ----------

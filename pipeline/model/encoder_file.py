@@ -319,7 +319,7 @@ def _read(folder: Path, name: str) -> Read:
         keys = "max_seq_length, model_max_length or max_position_embeddings"
         what = f"by {keys} it reads {most_tokens:,} tokens of a text"
         raise refused(name, what, f"{_LEAST_TOKENS} to {MOST_TOKENS:,} are")
-    # Keep the vectors of these places, and append that of padding.
+    # Keep the vectors of these places, and append the vector of padding.
     padding = of_trunk.get("padding")
     if "places" in weights:
         first = 0 if padding is None else padding + 1
@@ -429,7 +429,7 @@ def _modules(folder: Path, name: str) -> list[tuple[str, Path]] | None:
         package, _, kind = one["type"].rpartition(".")
         is_of_library = package.split(".")[0] == "sentence_transformers"
         if not is_of_library or kind not in ("Transformer", *MODULES):
-            # PyTorch computes a LayerNorm, and refuses what it does not know either.
+            # PyTorch can compute a LayerNorm; neither can compute other unknown modules.
             refusal = NotInKernels if is_of_library and kind == "LayerNorm" else refused
             what = f"it has a module {one['type']!r:.80}"
             raise refusal(name, what, f"{', '.join(MODULES)} of sentence-transformers are")
