@@ -77,7 +77,7 @@ _BATCH_VALUES = 1 << 22  # of the table
 _BLANKS = bytes(0x20 if byte in WHITE_SPACE else byte for byte in range(256))
 _BETWEEN = b" " + END + b" "
 FIRST_HASH, _PRIME, _OF_WORDS = np.uint32(2166136261), np.uint32(16777619), np.uint64(116049371)
-_TOGETHER = 32
+_BYTES_AT_ONCE = 32
 """How many bytes of a token or a character NumPy hashes, for all at once; Python hashes the rest of the longer ones."""
 
 
@@ -480,7 +480,7 @@ def hashed(hashes: Hashes, text: NDArray[np.uint8], begins: Offsets, sizes: Offs
     # Hash the first bytes of all at once, then the rest of each long one by itself.
     hashes = hashes.copy()
     which = np.flatnonzero(sizes)
-    for place in range(_TOGETHER):
+    for place in range(_BYTES_AT_ONCE):
         signed = text[begins[which] + place].view(np.int8).astype(np.int32).view(np.uint32)
         hashes[which] = (hashes[which] ^ signed) * _PRIME
         if sizes.max(initial=0) <= place + 1:
@@ -488,7 +488,7 @@ def hashed(hashes: Hashes, text: NDArray[np.uint8], begins: Offsets, sizes: Offs
         which = np.flatnonzero(sizes > place + 1)
     for number in which.tolist():
         state = int(hashes[number])
-        for byte in text[begins[number] + _TOGETHER : begins[number] + sizes[number]].tolist():
+        for byte in text[begins[number] + _BYTES_AT_ONCE : begins[number] + sizes[number]].tolist():
             state = (state ^ (byte | 0xFFFFFF00 if byte & 0x80 else byte)) * 16777619 & 0xFFFFFFFF
         hashes[number] = state
     return hashes

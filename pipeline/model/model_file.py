@@ -229,10 +229,10 @@ def decode(data: bytes, name: str) -> tuple[dict[str, NDArray[Any]], About, Reco
     size = int.from_bytes(data[:8], "little")
     if size > MOST_HEADER_BYTES:
         raise ModelError(f"{name}: not a safetensors file of a model (it claims a header of {size:,} bytes)")
-    with _damage_told(f"{name}: not a safetensors file of fp32, fp16 or integer tensors"):
+    with _damage_as_model_error(f"{name}: not a safetensors file of fp32, fp16 or integer tensors"):
         header = msgspec.json.decode(data[8 : 8 + size], type=_Header)
         tensors = safetensors.numpy.load(data)
-    with _damage_told(f"{name}: its metadata is damaged"):
+    with _damage_as_model_error(f"{name}: its metadata is damaged"):
         features = _features(header.metadata, name)
         known = [*features, *(field for field in _OF_EVERY_VERSION if field in header.metadata)]
         about = msgspec.convert({field: msgspec.json.decode(header.metadata[field]) for field in known}, About)
@@ -263,7 +263,7 @@ def _depth(value: Any) -> int:
 
 
 @contextmanager
-def _damage_told(what: str) -> Iterator[None]:
+def _damage_as_model_error(what: str) -> Iterator[None]:
     """Raise ModelError, which begins with `what`, in place of the errors that a damaged file causes."""
     try:
         yield

@@ -34,12 +34,12 @@ _BY_PYTHON = ("İ", "Σ")
 _GONE = np.uint8(0xFF)
 """A mark in place of each byte to remove. It occurs in no text in UTF-8."""
 
-_TOGETHER = 1 << 12
+_BLOCK_POINTS = 1 << 12
 """The number of code points in a block that `_Class` looks up at once: those that share a first byte in UTF-8, if they
 take three bytes.
 """
 
-_FIRSTS = [*range(0x80), *range(0x80, 0x800, 0x40), 0x800, *range(_TOGETHER, 1 << 16, _TOGETHER)]
+_FIRSTS = [*range(0x80), *range(0x80, 0x800, 0x40), 0x800, *range(_BLOCK_POINTS, 1 << 16, _BLOCK_POINTS)]
 """The lowest code point of each first byte, for code points of one, two and three bytes."""
 
 _META = frozenset(r"\.+*?()|[]{}^$")
@@ -333,22 +333,22 @@ def _without_gone(left: NDArray[np.uint8], offsets: NDArray[np.int64]) -> pa.Lar
 class _Class:
     """A character class in the syntax of RE2, as a table of code points.
 
-    The first 65,536 code points are looked up at once, the others when a text contains them, in blocks of `_TOGETHER`:
-    to look all of them up takes seconds.
+    The first 65,536 code points are looked up at once, the others when a text contains them, in blocks of
+    `_BLOCK_POINTS`: to look all of them up takes seconds.
     """
 
     def __init__(self, characters: str) -> None:
         self._characters = characters
-        self._table = np.zeros((-(-sys.maxunicode // _TOGETHER), _TOGETHER), np.bool_)
+        self._table = np.zeros((-(-sys.maxunicode // _BLOCK_POINTS), _BLOCK_POINTS), np.bool_)
         self._known: set[int] = set()
-        self._fill(range((1 << 16) // _TOGETHER))
+        self._fill(range((1 << 16) // _BLOCK_POINTS))
         some = np.logical_or.reduceat(self._table.reshape(-1)[: 1 << 16], _FIRSTS).tobytes()
         self._firsts = some[:0x80] + bytes(0x42) + some[0x80:] + bytes([True] * 0x10)
 
     def _fill(self, blocks: Iterable[int]) -> None:
         """Look up the code points of the blocks that the table does not have yet."""
         for block in {*blocks} - self._known:
-            some = [chr(block * _TOGETHER + i) for i in range(_TOGETHER)]
+            some = [chr(block * _BLOCK_POINTS + i) for i in range(_BLOCK_POINTS)]
             valid = pa.array(["" if "\ud800" <= one <= "\udfff" else one for one in some], pa.large_string())
             found = pc.match_substring_regex(valid, self._characters)
             self._table[block] = found.to_numpy(zero_copy_only=False)
@@ -365,7 +365,7 @@ class _Class:
             for place in range(1, size):
                 points = points << 6 | data[some + place] & 0x3F
             if size == 4:
-                self._fill(np.unique(points // _TOGETHER).tolist())
+                self._fill(np.unique(points // _BLOCK_POINTS).tolist())
             some = some[self._table.reshape(-1)[points]]
             for place in range(size):
                 held[some + place] = True
