@@ -77,7 +77,7 @@ def drawn(tokenizer: Tokenizer, limit: int, is_gte: bool) -> Encoder:
             tables = (f"{layer}.keys_at", f"{layer}.queries_at")
             weights |= {name: random(2 * DISTANCES.span, WIDTH) for name in tables}
     settings = Settings(
-        layers=LAYERS, heads=HEADS, epsilon=1e-7, activation="gelu", pooling="cls", most=limit, rules=None,
+        layers=LAYERS, heads=HEADS, epsilon=1e-7, activation="gelu", pooling="cls", most_tokens=limit, rules=None,
         head=("tanh" if is_gte else "gelu",), rotary=(ROTARY,) * LAYERS if is_gte else (), is_gated=is_gte,
         distances=None if is_gte else DISTANCES,
     )  # fmt: skip

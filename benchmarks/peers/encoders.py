@@ -99,7 +99,7 @@ def main() -> None:
     )
     tokenizer = Tokenizer.from_file(str(options.encoder / "tokenizer.json"))
     tokenizer.no_padding()
-    tokenizer.enable_truncation(read.settings.most)
+    tokenizer.enable_truncation(read.settings.most_tokens)
     network = TokenVectors(library[0].auto_model)
     forwards = {"onnxruntime": exported(network, threads), "PyTorch": network}
     short = [" ".join(row[1:]) for row in csv.reader(options.articles_csv.open())][: options.texts]

@@ -49,7 +49,7 @@ def of_shape(read: Encoder, shape: tuple[int, int, int, int]) -> Encoder:
             "queries": (width, 3 * width), "mix": (width, width), "inner": (width, inner), "outer": (inner, width),
         }.items():  # fmt: skip
             weights |= {f"{layer}.{name}": drawn(*size), f"{layer}.{name}.bias": drawn(size[1])}
-    settings = replace(read.settings, layers=layers, heads=heads, most=512, pooling="mean", head=())
+    settings = replace(read.settings, layers=layers, heads=heads, most_tokens=512, pooling="mean", head=())
     return Encoder(settings, read.tokens, weights)
 
 

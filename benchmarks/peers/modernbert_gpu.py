@@ -76,7 +76,7 @@ def of_shape(tokenizer: Tokenizer, shape: tuple[int, int, int, int]) -> Encoder:
     rotary = tuple(Rotary(10_000.0, 64) if layer % 3 else Rotary(160_000.0) for layer in range(layers))
     settings = Settings(
         layers=layers, heads=heads, epsilon=1e-5, activation="gelu", pooling="mean", head=("gelu", "layer_norm"),
-        most=max(LENGTHS), rules=None, rotary=rotary, is_pre_norm=True, is_gated=True,
+        most_tokens=max(LENGTHS), rules=None, rotary=rotary, is_pre_norm=True, is_gated=True,
     )  # fmt: skip
     stored = StoredTokenizer(np.frombuffer(tokenizer.to_str().encode(), np.uint8))
     encoder = Encoder(settings, stored, weights)
@@ -138,7 +138,9 @@ def measured(encoder: Encoder, tokenizer: Tokenizer, module: Any, texts: list[st
     ids = np.array([one.ids for one in tokenizer.encode_batch(texts)], np.int64)
     assert ids.shape == (len(texts), length)
     given = Texts.of([text.encode() for text in texts])
-    compute = compute_on(Encoder(replace(encoder.settings, most=length), encoder.tokens, encoder.weights), "cuda")
+    compute = compute_on(
+        Encoder(replace(encoder.settings, most_tokens=length), encoder.tokens, encoder.weights), "cuda"
+    )
     torch.compiler.reset()
     compiled = torch.compile(module)
     ways: dict[str, Callable[[], object]] = {

@@ -117,7 +117,7 @@ def model_card(model: Model, repository: str) -> str:
 
 def _reads(model: Model) -> str:
     if model.encoder is not None:
-        return f"the first {model.encoder.settings.most:,} tokens of a text, with the two that frame it"
+        return f"the first {model.encoder.settings.most_tokens:,} tokens of a text, with the two that frame it"
     return "whole texts" if model.reads == WHOLE else f"the first {model.reads:,} characters of a text"
 
 

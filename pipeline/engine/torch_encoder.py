@@ -183,7 +183,7 @@ class OnTorch:
             def make() -> _Group:
                 with span("tokens", spans, "compute", self.device_name):
                     own = [settings.prompt + text for text in strings(data, places)]
-                    encoded = self.encoder.tokens.encoded(own, settings.most)
+                    encoded = self.encoder.tokens.encoded(own, settings.most_tokens)
                     return _Group(encoded, np.array([bool(one.overflowing) for one in encoded], np.bool_))
 
             return make() if sharing is None else sharing.tokens(self.vocabulary, data, places, make)

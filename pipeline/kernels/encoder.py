@@ -111,7 +111,9 @@ class DeviceEncoder:
         if settings.is_pre_norm:
             pitches["normed"] = shape.pitch
         # Kernels index the buffers with 32-bit integers.
-        self._rows = max(min(rows or _ROWS_OF_AN_SM * ops.sms, ((1 << 32) - 1) // max(pitches.values())), settings.most)
+        self._rows = max(
+            min(rows or _ROWS_OF_AN_SM * ops.sms, ((1 << 32) - 1) // max(pitches.values())), settings.most_tokens
+        )
         # Copy the weights to the GPU, and allocate the buffers.
         self._stream = cp.cuda.Stream(non_blocking=True)
         self._tokenizing = ThreadPoolExecutor(1, "broadsheet-tokens")
@@ -232,7 +234,7 @@ class DeviceEncoder:
 
     def tokens(self, data: Any, offsets: Integers) -> DeviceTokens:
         """Start to make tokens of texts on the GPU, on CuPy's current stream."""
-        most, texts = self.encoder.settings.most, len(offsets) - 1
+        most, texts = self.encoder.settings.most_tokens, len(offsets) - 1
         rooms = np.concatenate([[0], np.cumsum(np.minimum(most, 2 + self._most_tokens * np.diff(offsets)))[:-1]])
         size = int(rooms[-1]) + most
         ids, counts, is_cut = cp.empty(size, np.int32), cp.empty(texts, np.int32), cp.zeros(texts, np.uint8)

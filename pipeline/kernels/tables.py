@@ -558,7 +558,7 @@ def turn_table(encoder: Encoder, rotary: Rotary) -> Floats:
     rotary: the rotary embeddings of a layer.
     """
     size = encoder.width // encoder.settings.heads
-    return np.ascontiguousarray(_filled(turns(rotary, size, encoder.settings.most), 1, ROTARY_HEAD // 2))
+    return np.ascontiguousarray(_filled(turns(rotary, size, encoder.settings.most_tokens), 1, ROTARY_HEAD // 2))
 
 
 def distance_table(encoder: Encoder, shape: EncoderShape, layer: int) -> Floats:
@@ -580,7 +580,7 @@ def distance_table(encoder: Encoder, shape: EncoderShape, layer: int) -> Floats:
     assert settings.distances is not None
     both = np.stack([encoder.weights[f"{layer}.{name}"] for name in ("keys_at", "queries_at")], axis=1)
     of_heads = both.astype(np.float32).reshape(len(both), 2, settings.heads, -1)
-    half = _up(settings.most, _MOST_QUERIES)
+    half = _up(settings.most_tokens, _MOST_QUERIES)
     rows = settings.distances.rows(half - np.arange(2 * half))
     return _filled(of_heads, 3, shape.head).reshape(len(both), -1)[rows]
 

@@ -99,7 +99,7 @@ class Windows:
         """Return the number of characters or tokens of a window for this model."""
         if self._tokens_of(model):
             assert model.encoder is not None
-            return (self.size or model.encoder.settings.most) - model.encoder.framing
+            return (self.size or model.encoder.settings.most_tokens) - model.encoder.framing
         return model.window if self.size is None else self.size
 
     def _tokens_of(self, model: Model) -> WordPiece | StoredTokenizer | None:
@@ -120,7 +120,7 @@ class Windows:
                 raise UsageError(f"windows of tokens are for models of fastText's, and encoders, not {model.name}")
             length, most, framing, unit = self.length(model), model.window, 0, "characters"
             if self._tokens_of(model) and model.encoder is not None:
-                most, framing, unit = model.encoder.settings.most, model.encoder.framing, "tokens"
+                most, framing, unit = model.encoder.settings.most_tokens, model.encoder.framing, "tokens"
             if length < 1:
                 raise UsageError(f"a window of {self.size} tokens has none of a text: {framing} frame it")
             what = "overlap" if self.overlap >= length else "a window"

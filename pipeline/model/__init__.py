@@ -1,1 +1,1 @@
-"""The network: its alphabet, its layers and weights, their files, n-grams beside it, and its forward pass in NumPy."""
+"""Models: the network, n-grams, fastText's classifiers and encoders, with their files and forward passes in NumPy."""

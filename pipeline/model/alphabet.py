@@ -1,8 +1,8 @@
-"""Characters to ids, in NumPy: the specification of the encode kernel.
+"""The encoding of characters as ids, in NumPy: the specification of the encode kernel.
 
-An article is read as UTF-8. One code point takes one position; ASCII A-Z is lower-cased, nothing else is. A byte that
-is not part of a well-formed UTF-8 sequence (Unicode 15, table 3-7) is one unknown character at one position, so hostile
-bytes never raise an error, and each takes exactly one position.
+An article is read as UTF-8. Each code point takes one position; ASCII A-Z is lower-cased, other letters are not. A byte
+that is not part of a well-formed UTF-8 sequence (Unicode 15, table 3-7) is one unknown character and takes one
+position, so hostile bytes never raise an error.
 """
 
 from __future__ import annotations
@@ -24,25 +24,25 @@ PUBLISHED = "abcdefghijklmnopqrstuvwxyz0123456789-,;.!?:'\"/\\|_@#$%^&*~`+-=<>()
 
 MAX_SYMBOLS = 254
 _BATCH_BYTES = 1 << 20  # bounds the working memory of one vectorised step
-_LONGEST_SEQUENCE = 4
+_LONGEST_SEQUENCE = 4  # bytes of a character in UTF-8
 
 NOT_UTF8 = 0x110000
-"""Above every code point."""
+"""The number, above every code point, that marks a byte that is not UTF-8."""
 
 
 class Encoded(NamedTuple):
-    """What the network reads of N articles, and three counts of their characters.
+    """The input of the network for N articles, and three figures about their characters.
 
     Attributes
     ----------
     ids : uint8 [N, length]
         Encoded characters: the number of a symbol, `Alphabet.unknown` or `Alphabet.padding`.
     n_chars : int64 [N]
-        Characters of the whole text.
+        Number of characters of the whole text.
     truncated : bool [N]
         Whether the text is longer than `length`.
     unknown_chars : int64 [N]
-        Characters outside the alphabet, among the first `length`.
+        Number of characters outside the alphabet, among the first `length`.
 
     """
 
@@ -59,13 +59,13 @@ class Alphabet:
     Attributes
     ----------
     symbols : str
-        The symbols in order. A repeated one keeps its first number.
+        The symbols in order. A repeated symbol has the number of its first position.
 
     Raises
     ------
     ValueError
-        For an empty or too long alphabet, a lone surrogate, or an ASCII capital, which could never match, since text is
-        lower-cased.
+        If the alphabet is empty or too long, or contains a lone surrogate or an ASCII capital. A capital could never
+        match, since text is lower-cased.
 
     Examples
     --------
@@ -92,7 +92,7 @@ class Alphabet:
         return len(self.symbols)
 
     def __reduce__(self) -> tuple[type[Alphabet], tuple[str]]:
-        """Without the tables."""
+        """Pickle the symbols without the tables, which follow from them."""
         return Alphabet, (self.symbols,)
 
     @property
@@ -102,15 +102,15 @@ class Alphabet:
 
     @property
     def padding(self) -> int:
-        """The id of a position after the text: a zero column too."""
+        """The id of a position after the end of the text: a zero column too."""
         return len(self.symbols) + 1
 
     @cached_property
     def tables(self) -> tuple[NDArray[np.uint8], NDArray[np.uint32], NDArray[np.uint8]]:
-        """Ids of single bytes, [256]; then the code points beyond ASCII, ascending, and their ids."""
+        """The ids of single bytes, [256]; the symbols' code points beyond ASCII, ascending; and the ids of these."""
         byte_ids = np.full(256, self.unknown, np.uint8)
         beyond: dict[int, int] = {}
-        for number, symbol in reversed(list(enumerate(self.symbols))):  # so that a symbol's first position wins
+        for number, symbol in reversed(list(enumerate(self.symbols))):  # a symbol's first position overwrites others
             if ord(symbol) < 0x80:
                 byte_ids[ord(symbol)] = number
             else:
@@ -120,7 +120,10 @@ class Alphabet:
         return byte_ids, np.array(points, np.uint32), np.array([beyond[p] for p in points], np.uint8)
 
     def ids_of(self, data: NDArray[np.uint8], starts: NDArray[np.int64], leads: _Sequences) -> NDArray[np.uint8]:
-        """Ids, uint8, of the characters that begin at `starts`; `leads` are the multi-byte sequences of `data`."""
+        """Return the ids, uint8, of the characters that begin at `starts`.
+
+        leads: the multi-byte sequences of `data`.
+        """
         byte_ids, known_points, point_ids = self.tables
         ids = byte_ids[data[starts]]
         if len(known_points) and len(leads.at):
@@ -132,44 +135,51 @@ class Alphabet:
 
 
 class _Sequences(NamedTuple):
-    """Well-formed multi-byte sequences: the position of each first byte, and its length in bytes (2 to 4)."""
+    """Well-formed multi-byte sequences: the positions of their first bytes, and their lengths in bytes (2 to 4)."""
 
     at: NDArray[np.int64]
     size: NDArray[np.int64]
 
 
 def of_ids(ids: NDArray[np.uint8], alphabet: Alphabet) -> Encoded:
-    """Count the characters of articles given as ids, uint8 [N, length]: its text ends at the last id but padding."""
+    """Count the characters of articles that are given as ids, uint8 [N, length].
+
+    A text ends after its last id that is not padding.
+    """
     n_chars = text_ends(ids, alphabet.padding)
     unknown = (ids == alphabet.unknown).sum(axis=1, dtype=np.int64)
     return Encoded(ids, n_chars, np.zeros(len(ids), np.bool_), unknown)
 
 
 def text_ends(ids: NDArray[np.uint8], padding: int) -> NDArray[np.int64]:
-    """The index after the last character of each article, known or unknown, [N]; 0 for an empty text."""
+    """Return the index after each article's last character, known or unknown, int64 [N]; 0 for an empty text."""
     in_text = ids != padding
     ends = ids.shape[1] - np.argmax(in_text[:, ::-1], axis=1)
     return np.where(in_text.any(axis=1), ends, 0).astype(np.int64)
 
 
 def head_bytes(length: int) -> int:
-    """The first `length` characters of any article lie within so many bytes."""
+    """Return the number of bytes that contains the first `length` characters of any article."""
     return _LONGEST_SEQUENCE * length
 
 
-def batches(offsets: NDArray[np.int64], most: int) -> Iterator[slice]:
-    """N texts in turn: as many at a time as lie within so many bytes, and one at least. offsets: as for `encode`."""
+def batches(offsets: NDArray[np.int64], most_bytes: int) -> Iterator[slice]:
+    """Split N texts into batches of at most `most_bytes` bytes, each with at least one text, and yield their slices.
+
+    offsets: as for `encode`.
+    """
     first = 0
     while first < len(offsets) - 1:
-        last = max(first + 1, int(np.searchsorted(offsets, offsets[first] + most, side="right")) - 1)
+        last = max(first + 1, int(np.searchsorted(offsets, offsets[first] + most_bytes, side="right")) - 1)
         yield slice(first, last)
         first = last
 
 
 def encode(data: NDArray[np.uint8], offsets: NDArray[np.int64], alphabet: Alphabet, length: int) -> Encoded:
-    """Encode N articles, the two buffers of an Arrow string column, for a network that reads `length` characters.
+    """Encode N articles for a network that reads `length` characters of each.
 
-    data: uint8 [bytes]. offsets: int64 [N + 1], ascending; article i is data[offsets[i]:offsets[i + 1]].
+    data and offsets are the two buffers of an Arrow string column. data: uint8 [bytes]. offsets: int64 [N + 1],
+    ascending; article i is data[offsets[i]:offsets[i + 1]].
     """
     count = len(offsets) - 1
     ids, truncated = np.full((count, length), alphabet.padding, np.uint8), np.zeros(count, np.bool_)
@@ -177,7 +187,7 @@ def encode(data: NDArray[np.uint8], offsets: NDArray[np.int64], alphabet: Alphab
     head = head_bytes(length)
     first = 0
     while first < count:
-        # Articles are encoded in batches of bounded bytes; one that is longer than its head, by itself.
+        # Choose a batch of bounded bytes. An article that is longer than its head is a batch by itself.
         fits = int(np.searchsorted(offsets, offsets[first] + _BATCH_BYTES, side="right")) - 1
         long = np.flatnonzero(np.diff(offsets[first : fits + 1]) > head)
         last = first + int(long[0]) if len(long) else fits
@@ -185,6 +195,7 @@ def encode(data: NDArray[np.uint8], offsets: NDArray[np.int64], alphabet: Alphab
         part = slice(first, last)
         bounds = offsets[first : last + 1] - offsets[first]
         text = data[offsets[first] : offsets[last]]
+        # Encode it. Count all characters of a long article, but encode only its head.
         if last == first + 1 and len(text) > head:
             out.n_chars[part] = _count_characters(text)
             text, bounds = text[:head], np.array([0, head])
@@ -199,9 +210,10 @@ def encode(data: NDArray[np.uint8], offsets: NDArray[np.int64], alphabet: Alphab
 def characters(
     data: NDArray[np.uint8], offsets: NDArray[np.int64], length: int
 ) -> tuple[NDArray[np.uint32], NDArray[np.int64]]:
-    """The first `length` characters of each of N texts, as code points; and where each text begins, int64 [N + 1].
+    """Return the first `length` characters of each of N texts as code points, uint32, and offsets, int64 [N + 1].
 
-    A byte that is not part of a well-formed sequence is NOT_UTF8 and that byte.
+    The characters of text i are at offsets[i]:offsets[i + 1]. A byte that is not part of a well-formed sequence gives
+    NOT_UTF8 | byte.
     """
     leads = _sequences(data, offsets[1:], 0, len(data))
     points = np.where(data < 0x80, np.uint32(0), np.uint32(NOT_UTF8)) | data
@@ -215,9 +227,9 @@ def characters(
 
 
 def texts_of_ids(ids: NDArray[np.uint8], alphabet: Alphabet) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-    """Texts that would be encoded as these ids, uint8 [N, length]: data and offsets as for `encode`.
+    """Return texts that `encode` would turn into these ids, uint8 [N, length], as data and offsets.
 
-    What the alphabet does not hold is a space; if it holds that, a byte that is not UTF-8.
+    The text of an unknown character is a space or, if the alphabet contains the space, a byte that is not UTF-8.
     """
     unknown = b"\xff" if " " in alphabet.symbols else b" "
     spelled = [*(symbol.encode() for symbol in alphabet.symbols), unknown, unknown]
@@ -227,7 +239,7 @@ def texts_of_ids(ids: NDArray[np.uint8], alphabet: Alphabet) -> tuple[NDArray[np
 
 
 def _starts(data: NDArray[np.uint8], leads: _Sequences) -> NDArray[np.int64]:
-    """Where characters begin."""
+    """Return the indices of the bytes at which characters begin."""
     begins = np.ones(len(data), np.bool_)
     for distance in (1, 2, 3):
         begins[leads.at[leads.size > distance] + distance] = False
@@ -235,13 +247,13 @@ def _starts(data: NDArray[np.uint8], leads: _Sequences) -> NDArray[np.int64]:
 
 
 def count_characters(data: NDArray[np.uint8], offsets: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Characters of N articles in valid UTF-8, int64 [N]."""
+    """Count the characters of each of N articles in valid UTF-8, int64 [N]."""
     texts = pa.LargeStringArray.from_buffers(len(offsets) - 1, *map(pa.py_buffer, (offsets, data)))
     return pc.utf8_length(texts).to_numpy()  # type: ignore[no-any-return]
 
 
 def unread(data: NDArray[np.uint8], offsets: NDArray[np.int64]) -> Encoded:
-    """The counts of characters of N articles of which none is encoded: ids are [N, 0]."""
+    """Count the characters of N articles without encoding them: the ids have the shape [N, 0]."""
     count, n_chars, end = len(offsets) - 1, np.diff(offsets), int(offsets[-1])
     for low in range(int(offsets[0]), end, _BATCH_BYTES):
         leads = _sequences(data, offsets[1:], low, min(low + _BATCH_BYTES, end))
@@ -251,10 +263,10 @@ def unread(data: NDArray[np.uint8], offsets: NDArray[np.int64]) -> Encoded:
 
 
 def count_unknown(data: NDArray[np.uint8], offsets: NDArray[np.int64], alphabet: Alphabet) -> NDArray[np.int64]:
-    """Characters outside the alphabet, int64 [N], in all of each of N articles in valid UTF-8."""
+    """Count the characters outside the alphabet in the whole of each of N articles in valid UTF-8, int64 [N]."""
     byte_ids, points, _ = alphabet.tables
     of_byte = byte_ids == alphabet.unknown
-    of_byte[0x80:0xC0] = False  # within a character
+    of_byte[0x80:0xC0] = False  # these bytes continue a character, whose first byte counts
     unknown = of_byte[data]
     if len(points):
         leads = _sequences(data, offsets[1:], int(offsets[0]), int(offsets[-1]))
@@ -263,7 +275,7 @@ def count_unknown(data: NDArray[np.uint8], offsets: NDArray[np.int64], alphabet:
 
 
 def _sums(marked: NDArray[np.bool_], offsets: NDArray[np.int64]) -> NDArray[np.int64]:
-    """How many bytes of each article are marked."""
+    """Return how many bytes of each article are marked, int64 [N]. marked: bool [bytes]."""
     before = np.concatenate([[0], np.cumsum(marked[offsets[0] : offsets[-1]], dtype=np.int64)])
     return np.asarray(np.diff(before[offsets - offsets[0]]))
 
@@ -271,30 +283,32 @@ def _sums(marked: NDArray[np.bool_], offsets: NDArray[np.int64]) -> NDArray[np.i
 def _encode_batch(
     data: NDArray[np.uint8], bounds: NDArray[np.int64], alphabet: Alphabet, length: int, out: Encoded, part: slice
 ) -> NDArray[np.int64]:
-    """Encode some of the articles of `encode`; returns their numbers of characters, int64 [M].
+    """Encode a batch of M articles of `encode`; return their numbers of characters, int64 [M].
 
     Parameters
     ----------
     data : uint8 [bytes]
-        Their text.
+        The text of the batch.
     bounds : int64 [M + 1]
-        Where each of them begins in it, and where the last ends.
+        Where each article begins in `data`, and where the last article ends.
     alphabet : Alphabet
         The characters that the model reads.
     length : int
-        How many of them it reads of an article.
+        How many characters of each article the model reads.
     out : Encoded
-        The arrays of all articles, of which ids and unknown characters are filled in here.
+        The arrays of all articles. The function fills in the batch's ids and numbers of unknown characters.
     part : slice
-        Which of all articles these are.
+        The rows of the batch in `out`.
 
     """
+    # Find the article and the position of each character.
     leads = _sequences(data, bounds[1:], 0, len(data))
     starts = _starts(data, leads)
     before = np.searchsorted(starts, bounds)  # characters before each bound
     n_chars = np.diff(before)
     article = np.repeat(np.arange(len(n_chars)), n_chars)
     position = np.arange(len(starts)) - before[article]
+    # Write the ids of the first `length` characters of each article.
     ids = alphabet.ids_of(data, starts, leads)
     read = position < length
     article, position, ids = article[read], position[read], ids[read]
@@ -304,7 +318,10 @@ def _encode_batch(
 
 
 def _count_characters(data: NDArray[np.uint8]) -> int:
-    """Characters of one article of any size, in bounded memory, by Python's decoder where all is well-formed."""
+    """Count the characters of one article of any size in bounded memory.
+
+    Python's decoder counts them, unless the article contains bytes that are not UTF-8.
+    """
     decoder = codecs.getincrementaldecoder("utf-8")()
     with suppress(UnicodeDecodeError):
         pieces = (data[low : low + _BATCH_BYTES].tobytes() for low in range(0, len(data), _BATCH_BYTES))
@@ -313,7 +330,10 @@ def _count_characters(data: NDArray[np.uint8]) -> int:
 
 
 def _sequences(data: NDArray[np.uint8], ends: NDArray[np.int64], low: int, high: int) -> _Sequences:
-    """The well-formed multi-byte sequences that begin in data[low:high]; none extends past the end of an article."""
+    """Find the well-formed multi-byte sequences that begin in data[low:high].
+
+    A sequence that extends past the end of its article is not well-formed. ends: the end of each article, ascending.
+    """
     lead = data[low:high]
     at = np.flatnonzero((lead >= 0xC2) & (lead <= 0xF4)) + low
     if not len(at):
@@ -322,11 +342,11 @@ def _sequences(data: NDArray[np.uint8], ends: NDArray[np.int64], low: int, high:
     size = 2 + (byte >= 0xE0).astype(np.int64) + (byte >= 0xF0)
     inside = at + size <= ends[np.searchsorted(ends, at, side="right")]
     at, byte, size = at[inside], byte[inside], size[inside]
-    # The second byte's range excludes overlong forms, surrogates and code points beyond U+10FFFF.
-    least = np.select([byte == 0xE0, byte == 0xF0], [0xA0, 0x90], 0x80)
-    most = np.select([byte == 0xED, byte == 0xF4], [0x9F, 0x8F], 0xBF)
+    # Check the second byte, whose range excludes overlong forms, surrogates and code points beyond U+10FFFF.
+    lowest = np.select([byte == 0xE0, byte == 0xF0], [0xA0, 0x90], 0x80)
+    highest = np.select([byte == 0xED, byte == 0xF4], [0x9F, 0x8F], 0xBF)
     second = data[at + 1]
-    good = (second >= least) & (second <= most)
+    good = (second >= lowest) & (second <= highest)
     for distance in (2, 3):
         longer = size > distance
         good[longer] &= (data[at[longer] + distance] & 0xC0) == 0x80
@@ -334,6 +354,7 @@ def _sequences(data: NDArray[np.uint8], ends: NDArray[np.int64], low: int, high:
 
 
 def _code_points(data: NDArray[np.uint8], leads: _Sequences) -> NDArray[np.uint32]:
+    """Decode multi-byte sequences into code points."""
     points = data[leads.at].astype(np.uint32) & (0x7F >> leads.size).astype(np.uint32)
     for distance in (1, 2, 3):
         longer = leads.size > distance

@@ -1,8 +1,11 @@
-"""Decides which texts a model's network must score: those whose label its n-grams alone are not sure about.
+"""The choice of texts that a model's network must score: those about whose label its n-grams are not sure.
 
-The n-grams give a label with a margin: the distance between their two largest logits or, of a model that gives several
-labels to a text, that of the logit nearest to its class's threshold. Where the margin is large, the network changes no
-label, and need not be computed. How large is fitted to rows that the model was not trained on, and kept in the model.
+The n-grams give a text a label and a margin: the distance between their two largest logits or, in a model that gives
+several labels to a text, the least distance of a logit from the threshold of its class. If the margin is large, the
+network would change no label, and need not be computed. A threshold for the margin is fitted to rows that the model was
+not trained on, and is part of the model.
+
+Here and in `Cascade`, "the network" is the encoder in a model that has an encoder.
 """
 
 from __future__ import annotations
@@ -19,10 +22,10 @@ from ..errors import ModelError
 from .scores import TEMPERATURES
 
 ASKS = ("uncertain", "all", "none")
-"""The choices for which texts the network scores."""
+"""The choices of the texts that the network scores, as in `Model.asking`."""
 
 CARD = "network asked"
-"""The key of a model's card under which it says on which rows the margin was fitted, and how good it is there."""
+"""The key of a model's card under which the card says on which rows the margin was fitted, and how good it is there."""
 
 AGREEMENT = 0.999
 """The default share of labels that must stay the same."""
@@ -31,21 +34,21 @@ _LARGEST = 1e30
 
 
 class Selection(Struct, frozen=True):
-    """For a model that texts are selected by: the network is asked about those that may be above a cut.
+    """The choice of texts by a model whose scores select texts: the network scores those that may be above a cut.
 
     Attributes
     ----------
     least : float
-        It is asked about a text whose score by the n-grams alone is this or more. It is `cut` at most, so what it is
-        not asked about is never above that.
+        The network scores a text whose score by the n-grams alone is this or more. `least` is at most `cut`, so no text
+        that the network does not score has a score above the cut.
     cut : float
-        The score of the whole model from which on a text is selected.
+        The least score of the whole model with which a text is selected.
     label : int
-        The class whose score this is; 0 of a model of numbers, where it is the number.
+        The class whose score selects; 0 in a model of numbers, whose number selects.
     top : float
-        Share of the rows on which this was found that are above the cut.
+        The share of the rows above the cut, on the rows to which this was fitted.
     recall : float
-        Of these, the share that the network is asked about: at least so many, with 95 % confidence.
+        A lower bound, with 95 % confidence, of the share of the rows above the cut that the network scores.
 
     """
 
@@ -57,22 +60,23 @@ class Selection(Struct, frozen=True):
 
 
 class Cascade(Struct, frozen=True):
-    """Whom the network is asked about, and what the n-grams alone say of the others.
+    """The choice of texts that the network scores, and what the n-grams need to score the others alone.
 
     Attributes
     ----------
     margin : float
-        The network is asked about a text whose margin is below it.
+        The network scores each text whose margin is below this.
     share : float
-        Of the rows on which this was found, how many were asked about.
+        The share of the rows that the network scored, of those to which the margin was fitted.
     agreement : float
-        Of the same rows, how many had the label that the whole model gives.
+        The share of the same rows that had the label of the whole model.
     bias : tuple of float
-        What stands in for the network's logits where it is not asked: their mean on those rows, for each class.
+        For each class, the value that replaces the network's logit if the network does not score a text: the mean of
+        the logit on the same rows.
     temperature : float
-        Of the scores of the n-grams alone.
+        The temperature of the scores of the n-grams alone.
     selection : Selection, optional
-        By which the network is asked in place of the margin.
+        The choice that replaces the margin, in a model whose scores select texts.
 
     """
 
@@ -84,7 +88,7 @@ class Cascade(Struct, frozen=True):
     selection: Selection | UnsetType = UNSET
 
     def check(self, classes: int, model: str) -> None:
-        """Raise ModelError unless this fits a model with `classes` classes."""
+        """Raise ModelError unless the values are in range and fit a model with `classes` classes."""
         if len(self.bias) != classes:
             raise ModelError(f"{model}: {len(self.bias)} biases of n-grams alone for {classes} classes")
         if not (0 <= self.margin <= _LARGEST and all(abs(value) <= _LARGEST for value in self.bias)):
@@ -97,14 +101,14 @@ class Cascade(Struct, frozen=True):
 
     @property
     def about(self) -> dict[str, object]:
-        """The values that decide scores, as JSON values."""
+        """All that decides scores, as JSON values."""
         about = {"margin": self.margin, "bias": self.bias, "temperature": self.temperature}
         of = self.selection
         return {**about, "selection": [of.least, of.cut, of.label]} if of else about
 
 
 def margins(logits: NDArray[np.float32], thresholds: Sequence[float] | None) -> NDArray[np.float32]:
-    """Return how sure the label of each text is, [N], from fp32 logits [N, classes]."""
+    """Return the margin of each text, fp32 [N], from the logits of the n-grams, fp32 [N, classes]."""
     if thresholds is not None:
         return np.asarray(np.abs(logits - cuts(thresholds)).min(axis=1))
     largest = np.sort(logits, axis=1)[:, -2:]
@@ -112,11 +116,11 @@ def margins(logits: NDArray[np.float32], thresholds: Sequence[float] | None) -> 
 
 
 def asked(logits: NDArray[np.float32], margin: float, thresholds: Sequence[float] | None) -> NDArray[np.bool_]:
-    """Return whether the network must score each text, [N]. logits: those of the n-grams alone, fp32 [N, classes]."""
+    """Return whether the network must score each text, [N]. logits: from the n-grams alone, fp32 [N, classes]."""
     sure: NDArray[np.bool_] = margins(logits, thresholds) >= np.float32(margin)
     return ~sure
 
 
 def cuts(thresholds: Sequence[float]) -> NDArray[np.float32]:
-    """Return, for each class, the logit of the score from which on a text has its label."""
+    """Return, for each class, the logit of its threshold."""
     return np.array([math.log(score) - math.log1p(-score) for score in thresholds], np.float32)

@@ -1,4 +1,4 @@
-"""A model: the network's weights with their alphabet and classes, and where it is loaded from."""
+"""A model: weights with their alphabet, classes and settings; how it is loaded and saved."""
 
 from __future__ import annotations
 
@@ -52,55 +52,71 @@ if TYPE_CHECKING:
 class Model:
     """Weights, with the alphabet and the class names that give them meaning; immutable.
 
+    The fields belong to five groups:
+
+    - the text: `preparation`, `alphabet`, `length`, `frame`
+    - the parts that compute logits: the network in `tensors`, with `scales`; `ngrams`; `encoder`; `cascade`, which
+      chooses the texts that need more than the n-grams
+    - from logits to scores and labels: `temperature`, `by_class`
+    - the labels: `classes`, with `thresholds`, `levels` or `heads` if a text does not simply get one label
+    - about the model: `name`, `card`, `learned`, which change no score
+
     Attributes
     ----------
     alphabet : Alphabet
         The characters that the model reads.
     classes : tuple of str
-        Names of the labels, in the order of the last layer's outputs.
+        The names of the labels, in the order of the last layer's outputs.
     length : int
-        Characters of each article that the model reads, from 64 to 4,096; `layers.WHOLE` of a model of fastText's.
+        How many characters of each article the model reads, from 64 to 4,096; `layers.WHOLE` for a model of fastText or
+        an encoder, which reads whole texts.
     tensors : mapping of str to ndarray
-        Weights by PyTorch's names and in its shapes (see `Layer.shapes`), float32 or float16. Of a model of n-grams
-        alone only ``fc3.bias``.
+        The network's weights by PyTorch's names and in its shapes (see `Layer.shapes`), float32 or float16. A model
+        without a network has only ``fc3.bias``.
     card : mapping
-        JSON values about where the weights come from: data, recipe, accuracy.
+        JSON values about the origin of the weights: data, recipe, accuracy.
     name : str
-        Name in reports and messages.
+        The name in reports and messages.
     frame : str
-        "text" if block 1's output is zero after the end of an article's text, "dense" if it is not.
+        "text" if block 1's output is zero after the end of an article's text, else "dense".
     scales : ActivationScales, optional
-        What `quantise` found, by which the model computes in int8.
+        The scales that `quantise` measured. The model computes in int8 with them.
     temperature : float
-        What `calibrate` found: the logits are divided by it before the softmax, which changes scores and no label. 1
-        leaves them as they are.
+        The temperature that `calibrate` fitted. The logits are divided by it before the softmax, which changes scores
+        and no label. 1 changes nothing.
     ngrams : NGrams or FastText, optional
-        A branch beside the network, whose scores are added to its logits; or a model of fastText's, without a network.
+        A branch beside the network, whose scores are added to the network's logits; or the table of a fastText model,
+        which has no network.
     thresholds : tuple of float, optional
-        Of a model that gives several labels to a text: each class has a score of its own, the sigmoid of its logit, and
-        a text has the label of each class whose score reaches its threshold. None for a model that gives one.
+        For a model that gives several labels to a text: the least score of each class. A class's score is the sigmoid
+        of its logit, and a text gets the label of each class whose score reaches its threshold. None for a model that
+        gives one label.
     cascade : Cascade, optional
-        What `train` or `calibrate` found, by which the network is asked about some texts only; without, about all.
+        The margin that `train` or `calibrate` fitted. With it, the network or encoder scores only the texts that the
+        n-grams are not sure about; without it, all texts.
     levels : Levels, optional
-        Of a model that gives each text a number: the score of its label, which is the nearest level.
+        For a model that gives each text a number: the scale of the numbers. A text's score is its number, and its label
+        is the nearest level.
     heads : tuple of (str, int), optional
-        Of a model that gives each text a label for each of several columns: the name of each, and how many of the
-        classes, in order, are its own. These are called "column: class".
+        For a model that gives each text a label for each of several columns: the name of each column, and how many of
+        the classes, in order, belong to it. The names of these classes are "column: class".
     by_class : ByClass, optional
-        What `calibrate` found with `by_class`: how likely a label is right, from its score, of each class.
+        What `calibrate` fitted with `by_class`: for each class, how likely a label with a given score is right.
     preparation : Preparation, optional
-        What is done to a text before the model reads it.
+        The steps that change a text before the model reads it.
     encoder : Encoder or TorchEncoder, optional
-        What computes the scores in place of a network, with ``fc3.bias`` as its last bias. With n-grams and a cascade,
-        these have scores of their own, and the encoder is asked about some texts only.
+        The encoder that computes the logits in place of a network, with ``fc3.bias`` as its last bias. In a model with
+        n-grams and a cascade, the n-grams have scores of their own, and the encoder scores only some texts.
     learned : LearnedRows, optional
-        By which rows that the model has learned are recognised. It decides no score, and is not part of the digest.
+        Hashes by which rows that the model has learned are recognised. They change no score, and are not part of the
+        digest.
 
     Raises
     ------
     ModelError
-        For a tensor that is missing, unknown, misshapen or not finite, a class without a name, two of one name, an
-        unknown frame, scales, n-grams, thresholds or heads that do not fit, or a temperature out of range.
+        If a tensor is missing, unknown, misshapen or not finite, a class has no name, two classes have the same name,
+        the frame is unknown, scales, n-grams, thresholds or heads do not fit the model, or the temperature is out of
+        range.
 
     Examples
     --------
@@ -134,6 +150,7 @@ class Model:
     def __post_init__(self) -> None:
         if self.card is None:
             object.__setattr__(self, "card", {})
+        # Check the classes, and the tensors against the layer table.
         scores.check_classes(self.classes, self.name, self.heads)
         if self.frame not in FRAMES:
             raise ModelError(f"{self.name}: frame {self.frame!r:.80}: a model has one of {', '.join(FRAMES)}")
@@ -144,12 +161,13 @@ class Model:
         if self._has_bias_alone:
             expected = {BIAS: expected[BIAS]}
         check_tensors(self.tensors, expected, self.name)
+        # Check each optional part, and that the parts fit together.
         if self.scales is not None:
             convolutions = [layer.name for layer in self.layers if layer.kind == "conv1d" and not layer.is_lookup]
             self.scales.check(convolutions, self.name)
         if not scores.TEMPERATURES[0] <= self.temperature <= scores.TEMPERATURES[1]:
-            least, most = scores.TEMPERATURES
-            raise ModelError(f"{self.name}: temperature {self.temperature:g} is outside {least:g} to {most:g}")
+            lowest, highest = scores.TEMPERATURES
+            raise ModelError(f"{self.name}: temperature {self.temperature:g} is outside {lowest:g} to {highest:g}")
         if self.ngrams is not None:
             self.ngrams.check(len(self.classes), self.length, self.is_multi_label, self.name)
         if self.cascade is not None:
@@ -163,6 +181,7 @@ class Model:
             if not alone or (is_chain and self.is_multi_label):
                 what = "an encoder with a network, heads, or n-grams that cannot be asked first"
                 raise ModelError(f"{self.name}: {what}")
+        # Check the fields that turn logits into scores and labels.
         if self.thresholds is not None:
             scores.check_thresholds(self.thresholds, self.classes, self.name)
         if self.levels is not None:
@@ -178,12 +197,12 @@ class Model:
 
     @cached_property
     def layers(self) -> tuple[Layer, ...]:
-        """The nine blocks, in order; one of a model that has no network and reads whole texts."""
+        """The network's nine blocks, in order; a single one for a model that has no network and reads whole texts."""
         return layer_table(len(self.alphabet), self.length, len(self.classes))
 
     @property
     def reads(self) -> int:
-        """Characters at the beginning of an article on which its label depends; only their number is needed of others.
+        """How many characters at the beginning of an article decide its label. Others only count in `n_chars`.
 
         >>> broadsheet.load_model("ag-news").reads
         1014
@@ -194,48 +213,54 @@ class Model:
 
     @property
     def _has_bias_alone(self) -> bool:
+        """Whether `tensors` has no network, because n-grams or an encoder replace it."""
         return (self.ngrams is not None or self.encoder is not None) and set(self.tensors) == {BIAS}
 
     @property
     def window(self) -> int:
-        """Characters of a window of a long text: as many as the network reads, or without one the n-grams."""
+        """How many characters a window of a long text has: those that the network reads or, without one, `reads`."""
         return self.length if self.has_network else self.reads
 
     @cached_property
     def has_network(self) -> bool:
-        """Whether there is a network that counts: files of n-grams alone had one of zeros, before they had none."""
+        """Whether the model has a network that changes scores.
+
+        Older files of n-grams alone contain a network of zeros, which does not count.
+        """
         return not self._has_bias_alone and bool(self.tensors["fc3.weight"].any())
 
     @property
     def second(self) -> str:
-        """What is asked after its n-grams."""
+        """The name, for messages, of the part that scores the texts that the n-grams are not sure about."""
         return "network" if self.encoder is None else "encoder"
 
     def asking(self, network: str) -> Model:
-        """The same model with its network asked about some texts.
+        """Return the same model with another choice of the texts that its network scores.
 
         Parameters
         ----------
         network : str
-            "all", "none", or "uncertain": by its margin; all where it has none.
+            "all"; "none"; or "uncertain", which chooses by the model's margin, and is "all" for a model without one.
 
         Returns
         -------
         Model
-            With a digest of its own.
+            The model, with a digest of its own.
 
         Raises
         ------
         UsageError
-            For "none", where n-grams alone have no scores.
+            For "none", if the model has no scores without its network.
 
         """
         if network not in ASKS:
             raise UsageError(f"network {network!r}: choose one of {', '.join(ASKS)}")
+        # Use the margin, or drop it to score all texts.
         if network != "none" or not (self.has_network or self.encoder):
             if network == "uncertain" or self.cascade is None:
                 return self
             return replace(self, cascade=None, ngrams=self.ngrams if self.encoder is None else None)
+        # Drop the network, if the cascade has what the n-grams need to score all texts alone.
         if self.heads is not None:
             raise UsageError(f"{self.name} has heads, which need its network: leave out --network none")
         if self.cascade is None:
@@ -250,18 +275,18 @@ class Model:
 
     @property
     def is_calibrated(self) -> bool:
-        """Whether a temperature was fitted to its scores. It may be 1."""
+        """Whether a temperature was fitted to the model's scores. A fitted temperature may be 1."""
         return self.temperature != 1 or scores.CARD in self.card
 
     @property
     def meant_for(self) -> str | None:
-        """The texts that it was trained on, where its card says that."""
+        """A description of the texts that the model was trained on, from its card; None if the card has none."""
         meant_for = self.card.get(MEANT_FOR)
         return None if meant_for is None else str(meant_for)
 
     @property
     def join(self) -> str:
-        """The template that made the texts that it learned, of several columns, where its card has one; else ""."""
+        """The template that joined several columns into the texts that the model learned, from its card; else ""."""
         columns = self.card.get(COLUMNS_CARD)
         template = columns.get("join", "") if isinstance(columns, Mapping) else ""
         return template if isinstance(template, str) else ""
@@ -277,40 +302,41 @@ class Model:
         Returns
         -------
         Model
-            With the template in its card; its digest stays the same, since the template decides no text's score.
+            The model with the template in its card. Its digest stays the same, since the template changes no text's
+            score.
 
         """
         before = self.card.get(COLUMNS_CARD)
-        kept = {"label": before["label"]} if isinstance(before, Mapping) and "label" in before else {}
-        return replace(self, card={**self.card, COLUMNS_CARD: {**kept, "join": template}})
+        other_values = {"label": before["label"]} if isinstance(before, Mapping) and "label" in before else {}
+        return replace(self, card={**self.card, COLUMNS_CARD: {**other_values, "join": template}})
 
     @property
     def is_multi_label(self) -> bool:
-        """Whether it gives each text any number of labels, rather than one."""
+        """Whether the model gives each text any number of labels, rather than one."""
         return self.thresholds is not None
 
     @property
     def link(self) -> int:
-        """How scores follow from logits, as in `scores`."""
+        """The number of the function from logits to scores, such as `scores.SOFTMAX`."""
         if isinstance(self.ngrams, FastText):
             return self.ngrams.link
         return scores.GIVEN if self.levels is not None else scores.SIGMOID if self.is_multi_label else scores.SOFTMAX
 
     @property
     def parameters(self) -> int:
-        """The number of weights: of the network, and in the table of n-grams."""
+        """The number of weights of the network, the table of n-grams and the encoder."""
         of_encoder = 0 if self.encoder is None else self.encoder.parameters
         in_table = 0 if self.ngrams is None else self.ngrams.table.size
         return sum(t.size for t in self.tensors.values()) + in_table + of_encoder
 
     @property
     def weight_bytes(self) -> int:
-        """Bytes of all weights."""
+        """The size of all weights in bytes."""
         return sum(tensor.nbytes for tensor in (*self.tensors.values(), *self._beside.values()))
 
     @property
     def mapped_bytes(self) -> int:
-        """Those of them that are in a file which all processes of a machine map."""
+        """The size in bytes of those weights that all processes of a machine share, by mapping one file."""
         return sum(tensor.nbytes for tensor in self._beside.values() if isinstance(tensor, np.memmap))
 
     @property
@@ -320,11 +346,12 @@ class Model:
 
     @cached_property
     def digest(self) -> str:
-        """sha256 of all that decides a score: alphabet, classes, length, frame, scales, temperature, n-grams,
-        thresholds, heads, scores by class, preparation and tensors.
+        """The sha256 of all that decides a score: alphabet, classes, length, frame, scales, temperature, n-grams,
+        thresholds, margin, levels, heads, scores by class, preparation, encoder and tensors.
         """
+        # Leave out each default, so that a new feature changes no digest of a model that lacks it.
         features: dict[str, Any] = {
-            "frame": None if self.frame == "dense" else self.frame,  # digests of dense models are older than the choice
+            "frame": None if self.frame == "dense" else self.frame,
             "steps": self.scales and self.scales.steps,
             "temperature": None if self.temperature == 1 else self.temperature,
             **({self.ngrams.feature: self.ngrams.about} if self.ngrams else {}),
@@ -338,6 +365,7 @@ class Model:
         }
         about: list[Any] = [self.alphabet.symbols, self.classes, self.length]
         about += [{name: value} for name, value in features.items() if value is not None]
+        # Hash the description, then each tensor with its name and dtype.
         digest = hashlib.sha256(json.dumps(about).encode())
         for name in sorted(stored := {**self.tensors, **self._beside}):
             tensor = np.ascontiguousarray(stored[name])
@@ -347,7 +375,7 @@ class Model:
 
     @property
     def _beside(self) -> dict[str, NDArray[Any]]:
-        """The tensors of its n-grams and of its encoder."""
+        """The tensors of the n-grams and the encoder, by their names in a model file."""
         return {name: t for part in (self.ngrams, self.encoder) if part for name, t in part.tensors().items()}
 
     def to_bytes(self, dtype: str | None = None) -> bytes:
@@ -356,12 +384,12 @@ class Model:
         Parameters
         ----------
         dtype : str, optional
-            "float32" or "float16". Default: that of the tensors.
+            The dtype of the network's weights in the file, "float32" or "float16". Default: the dtype that they have.
 
         Returns
         -------
         bytes
-            The file. The same model always gives the same bytes.
+            The content of the file. The same model always gives the same bytes.
 
         Raises
         ------
@@ -369,12 +397,14 @@ class Model:
             If a weight does not fit `dtype`.
 
         """
+        # Convert the network's weights, which changes the digest.
         tensors, digest = {n: np.ascontiguousarray(t, dtype or t.dtype) for n, t in self.tensors.items()}, self.digest
         if dtype is not None:
             for name, tensor in tensors.items():
                 if not np.isfinite(tensor).all():
                     raise ModelError(f"tensor {name} does not fit {dtype}")
             digest = replace(self, tensors=tensors).digest
+        # Describe the model, and collect its tensors.
         about = model_file.About(
             self.alphabet.symbols, self.classes, self.length, dict(self.card), self.frame, self.scales,
             temperature=None if self.temperature == 1 else self.temperature, thresholds=self.thresholds,
@@ -400,14 +430,14 @@ class Model:
         Parameters
         ----------
         path : str or Path
-            The file, which is replaced if it exists, once the new one is written whole.
+            The file. An existing file is replaced once the new one is complete.
         dtype : str, optional
             As for `to_bytes`.
 
         Raises
         ------
         OutputError
-            For a file that cannot be written; one that was there is as it was.
+            If the file cannot be written. An existing file is then unchanged.
 
         """
         write_file(path, self.to_bytes(dtype))
@@ -419,32 +449,34 @@ class Model:
         Parameters
         ----------
         data : bytes
-            The file.
+            The content of the file.
         name : str
-            Name of the model, also in error messages.
+            The name of the model, also in error messages.
 
         Returns
         -------
         Model
-            The model, its tensors as stored.
+            The model, with its tensors as stored.
 
         Raises
         ------
         ModelError
-            If the file is damaged, or is not a model of this version.
+            If the file is damaged, or its model needs another version of Broadsheet.
 
         """
+        # Read the file, and take the tensors of each part.
         tensors, about, record = model_file.decode(data, name)
         alphabet, card = _alphabet(about.alphabet, name), about.card
         branch = model_file.branch_of(about, tensors, name)
         encoder = model_file.encoder_of(about, tensors, name)
         preparation = None
         if about.preparation is not None:
-            from .preparation import of_file  # PyArrow takes time to load
+            from .preparation import of_file  # imported late, since PyArrow takes time to load
 
             preparation = of_file(about.preparation, tensors.pop(model_file.TOKENIZER, np.empty(0)).tobytes(), name)
         learned = None if about.learned is None else LearnedRows.of_file(about.learned, tensors, name)
         temperature = 1.0 if about.temperature is None else about.temperature
+        # Make the model, which checks its parts, and compare it with the checksum.
         model = cls(
             alphabet, about.classes, about.length, tensors, card, name, about.frame, about.scales, temperature, branch,
             about.thresholds, about.cascade, about.levels, about.heads, about.by_class, preparation, encoder,
@@ -456,7 +488,10 @@ class Model:
 
 
 def _about_levels(levels: Levels) -> list[Any]:
-    """What a digest has of them; digests of models whose numbers are limited are older than the choice."""
+    """Return what the digest covers of the levels.
+
+    It leaves out `is_limited` where true, the default: digests of such models are older than that choice.
+    """
     about = [levels.low, levels.step, levels.spread]
     return about if levels.is_limited else [*about, "not limited"]
 
@@ -465,8 +500,10 @@ _MAPPED = b"mapped "
 
 
 def carried(model: Model) -> bytes:
-    """The model for other processes of this machine: as bytes, or where its table is mapped, or an encoder has a file,
-    the name of the file.
+    """Serialize a model for other processes of this machine.
+
+    The bytes are a model file, or the path of a file that the other processes load or map by themselves, if the table
+    of the model's n-grams is mapped from a file, or the model has an encoder and comes from a file.
     """
     table, file = None if model.ngrams is None else model.ngrams.table, Path(model.name)
     path = str(table.filename) if isinstance(table, np.memmap) else None
@@ -478,13 +515,13 @@ def carried(model: Model) -> bytes:
 
 
 def taken(data: bytes) -> Model:
-    """What `carried` has carried. Raises ModelError where its file is no longer the same."""
+    """Return the model that `carried` serialized. Raises ModelError if its file has changed since."""
     if not data.startswith(_MAPPED):
         return Model.from_bytes(data)
     path, digest, about = msgspec.json.decode(data.removeprefix(_MAPPED))
     model = load_model(path)
     if about is not None:
-        from .preparation import Preparation  # PyArrow takes time to load
+        from .preparation import Preparation  # imported late, since PyArrow takes time to load
 
         model = replace(model, preparation=msgspec.convert(about, Preparation))
     if model.digest != digest:
@@ -493,12 +530,12 @@ def taken(data: bytes) -> Model:
 
 
 def shipped_file(name: str) -> Traversable:
-    """The weights of a shipped model.
+    """Return the file of a shipped model.
 
     Raises
     ------
     ModelError
-        If the package broadsheet-weights, which holds them, is not installed.
+        If the package broadsheet-weights, which contains the weights, is not installed.
 
     """
     try:
@@ -516,12 +553,18 @@ def load_model(source: str | Path | Model = "ag-news") -> Model:
     Parameters
     ----------
     source : str, Path or Model
-        The name of a shipped model ("ag-news"); or a file: safetensors, fastText's ``.bin`` or ``.ftz``, or a
-        ``params.bin``; or a repository of the Hugging Face Hub, ``hf://user/name`` or ``hf://user/name@revision``,
-        whose ``model.safetensors`` is downloaded and cached. A ``params.bin`` has its alphabet, classes and frame from
-        the file that `broadsheet convert` writes next to it, ``params.bin.json``; without it, the published alphabet,
-        classes called "0", "1" and so on, and the dense frame. Or a folder or repository of an encoder with a head, as
-        transformers saves it. A `Model` is returned as it is.
+        One of these:
+
+        - the name of a shipped model, "ag-news"
+        - a file: safetensors, fastText's ``.bin`` or ``.ftz``, or a ``params.bin``
+        - a folder of an encoder with a head, as transformers saves it
+        - a repository of the Hugging Face Hub, ``hf://user/name`` or ``hf://user/name@revision``, with a
+          ``model.safetensors`` or such an encoder, which is downloaded and cached
+        - a `Model`, which is returned unchanged
+
+        The alphabet, classes and frame of a ``params.bin`` are in ``params.bin.json``, the file next to it that
+        `broadsheet convert` writes. Without that file, the model has the published alphabet, classes called "0", "1"
+        and so on, and the dense frame.
 
     Returns
     -------
@@ -541,6 +584,7 @@ def load_model(source: str | Path | Model = "ag-news") -> Model:
     """
     if isinstance(source, Model):
         return source
+    # Load a shipped model.
     if str(source) in SHIPPED:
         shipped = shipped_file(str(source))
         if not shipped.is_file():
@@ -551,11 +595,13 @@ def load_model(source: str | Path | Model = "ag-news") -> Model:
         if model.digest != SHIPPED[str(source)].digest:
             raise ModelError(f"{shipped}: the file is damaged: install broadsheet-weights again")
         return model
+    # Fetch a repository, and read a folder.
     path, name = Path(source), str(source)
     if name.startswith(model_file.HUB):
         path, name = model_file.fetch_from_hub(name, encoder_file.FILES)
     if encoder_file.is_folder(path):
         return _of_encoder(path, name)
+    # Read a file: fastText's, safetensors, or a params.bin with its sidecar.
     try:
         if fasttext_file.is_fasttext(path):
             return _of_fasttext(path, name)
@@ -572,10 +618,12 @@ def load_model(source: str | Path | Model = "ag-news") -> Model:
 
 
 def load_encoder(source: str | os.PathLike[str]) -> Encoder | TorchEncoder:
-    """The encoder of a folder or repository, with or without a head, or of one of our files: without the last product,
-    and with vectors of length one.
+    """Load the encoder of a folder, a repository or a model file, to compute vectors of texts.
 
-    Raises ModelError where there is none, or it cannot be computed here.
+    The folder or repository may have a head. The encoder leaves out its last product, which gives the classes' logits,
+    and computes vectors of length one.
+
+    Raises ModelError if there is no encoder, or this machine cannot compute it.
     """
     path, name = Path(source), str(source)
     if name.startswith(model_file.HUB):
@@ -587,6 +635,7 @@ def load_encoder(source: str | os.PathLike[str]) -> Encoder | TorchEncoder:
 
 
 def _of_encoder(path: Path, name: str) -> Model:
+    """Read the model in a folder that transformers saved. Raises ModelError if it has no head."""
     (encoder, classes, bias, kind, levels), of_card = encoder_folder.read(path, name)
     if not classes:
         encoder_file.refuse_setfit(path, name)
@@ -598,6 +647,7 @@ def _of_encoder(path: Path, name: str) -> Model:
 
 
 def _of_fasttext(path: Path, name: str) -> Model:
+    """Read a model file of fastText."""
     classes, branch, card = fasttext_file.read(path, name)
     thresholds = (scores.DEFAULT_THRESHOLD,) * len(classes) if branch.kinds.loss == "one-vs-all" else None
     tensors = {BIAS: np.zeros(len(classes), np.float32)}
@@ -613,26 +663,27 @@ def from_params(
     card: Mapping[str, Any] | None = None,
     frame: Frame = "dense",
 ) -> Model:
-    """A model from the parent program's parameter file: tensors as flat little-endian fp32, in layer table order.
+    """Make a model from the parent program's parameter file: tensors as flat little-endian fp32, in layer table order.
 
-    The number of classes follows from the size of the file. Raises ModelError where the size fits no number of classes.
+    The number of classes follows from the size of the file. Raises ModelError if no number of classes has this size.
 
     Parameters
     ----------
     data : bytes
         The content of the file.
     classes : sequence of str, optional
-        The names of the classes; by default 0, 1, ….
+        The names of the classes; by default "0", "1" and so on.
     alphabet : str
         The symbols that the model reads.
     name : str
         The name of the model, also in messages.
     card : mapping, optional
-        What the model's card says beside its origin.
+        The content of the model's card, to which the origin is added.
     frame : Frame
-        Whether what follows a text's end counts.
+        How the model treats positions after the end of a text, as in `Model.frame`.
 
     """
+    # Find the number of classes from the size.
     symbols = _alphabet(alphabet, name)
     least = parameter_count(len(alphabet), CLASSES[0])
     of_class = HIDDEN + 1
@@ -645,6 +696,7 @@ def from_params(
     names = tuple(classes) if classes else tuple(str(i) for i in range(count))
     if len(names) != count:
         raise ModelError(f"{name} has {count} classes, {len(names)} names were given")
+    # Cut the file into tensors.
     flat = np.frombuffer(data, "<f4")
     tensors: dict[str, NDArray[Any]] = {}
     at = 0
@@ -658,6 +710,7 @@ def from_params(
 
 
 def _alphabet(symbols: str, name: str) -> Alphabet:
+    """Return the alphabet of a model file. Raises ModelError where `Alphabet` raises ValueError."""
     try:
         return Alphabet(symbols)
     except ValueError as error:

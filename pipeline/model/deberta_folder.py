@@ -127,6 +127,7 @@ def projected(stored: Any, config: Json, distances: Distances, layers: int, name
 
 
 def _product(stored: Any, name: str, vectors: Tensor) -> Tensor:
+    """Multiply vectors with a weight of the folder, and add its bias, in float64; return float32."""
     weight, bias = (stored[f"{name}.{part}"].astype(np.float64) for part in ("weight", "bias"))
     of_float: Tensor = (vectors @ weight.T + bias).astype(np.float32)
     return of_float

@@ -1,16 +1,20 @@
-"""Encoders with a head (BERT, RoBERTa, ModernBERT and their kin), in NumPy: the specification, and the CPU backend.
+"""Encoders with a head (BERT, RoBERTa, ModernBERT and similar ones), in NumPy: the specification, and the CPU backend.
 
-Each token has a vector: that of its entry in the vocabulary, and of its place. Each layer adds to every vector what
-attention makes of all of the text's, and then what two products with an activation between make of the vector itself;
-after each of the two, vectors are normalised. The text's vector is that of its first token, or the mean of all; a head
-of products gives the logits. See Vaswani et al., "Attention Is All You Need" (2017), and Devlin et al., "BERT" (2019).
+A text passes through these stages (Vaswani et al., "Attention Is All You Need", 2017; Devlin et al., "BERT", 2019):
+
+1. The embedding: each token's vector is the sum of the vectors of its entry in the vocabulary and of its place.
+2. The layers. Each layer has two parts: attention, which computes a change of each vector from the vectors of all
+   tokens of the text; and two products with an activation between them, which compute a change from the vector itself.
+   Each part adds its change to the vectors, which are then normalised.
+3. The pooling: the text's vector is the vector of its first token, or the mean of all.
+4. The head, whose products turn the text's vector into logits.
 
 ModernBERT differs in four settings (Warner et al., "Smarter, Better, Faster, Longer", 2024): vectors are normalised
-before attention and before the two products; rotary embeddings of queries and keys tell places (Su et al., "RoFormer",
-2021); in some layers a token attends only to those in a window around it; and a gate is multiplied with the activation
+before each part of a layer; rotary embeddings of queries and keys encode the places (Su et al., "RoFormer", 2021); in
+some layers a token attends only to the tokens in a window around it; and a gate is multiplied with the activation
 (Shazeer, "GLU Variants Improve Transformer", 2020).
 
-A text has products of its own, without padding, so that nothing but the text decides its bits.
+Each text has matrix products of its own, without padding, so that its bits do not depend on other texts.
 """
 
 from __future__ import annotations
@@ -38,26 +42,30 @@ Activation = Literal["gelu", "gelu_tanh", "relu"]
 Pooling = Literal["cls", "mean"]
 
 PREFIX = "encoder."
-"""Of its tensors in a model file."""
+"""The prefix of the names of an encoder's tensors in a model file."""
 
 VOCABULARY = ("words", "ends", "pages", "characters", "sequences")
+"""The names of the tensors of a WordPiece vocabulary, without the prefix."""
+
 TOKENIZER = "tokenizer"
+"""The name of the tensor of a stored tokenizer, without the prefix."""
+
 MOST_LAYERS, MOST_TOKENS = 128, 8192
 NORMALISE, LAYER_NORM = "normalise", "layer_norm"
 NO_PRODUCT = (NORMALISE, LAYER_NORM)
-"""Steps of a head without a product."""
+"""The steps of a head that have no product."""
 
 
 class Rotary(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """How the attention of a layer knows the places of tokens.
+    """The rotary embedding of a layer, by which attention knows the places of tokens.
 
     Attributes
     ----------
     base : float
-        Of the angles: at place p, values i and i + d / 2 of the d values of a head's queries and keys turn together by
-        p / base ** (2 i / d).
+        The base of the angles. At place p, values i and i + d / 2 of the d values of a head's queries and keys are
+        rotated, as a pair, by the angle p / base ** (2 i / d).
     window : int, optional
-        How far a token may be from another to attend to it; None for all of the text.
+        The largest distance at which a token attends to another one; None for no limit.
     stretch : float
         The divisor of all angles.
 
@@ -69,7 +77,7 @@ class Rotary(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True
 
 
 class Distances(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """How attention counts the distance of two tokens, in DeBERTa's disentangled attention.
+    """The distances between tokens that attention counts, in DeBERTa's disentangled attention.
 
     A score is the sum of three products: the query with the key, the query with the key of their distance, and the key
     with the query of their distance. Each small distance has a vector of its own. Larger distances share vectors, in
@@ -90,7 +98,7 @@ class Distances(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=T
     def rows(self, distances: Integers) -> Integers:
         """Return the group of each distance, from 0 to below ``2 * span``.
 
-        This computes in float32, as transformers does: a group begins where a logarithm reaches a whole number.
+        It computes in float32, as transformers does, since a group begins where a logarithm reaches a whole number.
 
         Parameters
         ----------
@@ -107,38 +115,42 @@ class Distances(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=T
 
 
 class Settings(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """What decides the vector of a text beside the weights.
+    """The settings of an encoder, which decide the vector of a text beside the weights.
+
+    The settings by stage: `rules`, `most_tokens` for tokens; `padding`, `rotary`, `distances` for places; `layers`,
+    `heads`, `activation`, `epsilon`, `is_pre_norm`, `is_gated` for layers; `pooling`, `head` for the vector of a text.
 
     Attributes
     ----------
     layers, heads : int
-        How many.
+        The number of layers, and of heads of attention in each.
     epsilon : float
-        What is added to the variance that vectors are normalised by.
+        The number that is added to the variance by which vectors are normalised.
     activation : str
-        Between the two products of a layer: "gelu" with the error function, "gelu_tanh", or "relu".
+        The activation between the two products of a layer: "gelu" with the error function, "gelu_tanh", or "relu".
     pooling : str
-        What the vector of a text is: that of its first token ("cls"), or the mean of all ("mean").
+        The vector of a text: the vector of its first token ("cls"), or the mean of all ("mean").
     head : tuple of str
-        What is done to that vector before the last product, in order: "normalise" to a length of one, "layer_norm", or
-        a product that is followed by "tanh", "relu", "gelu", or "identity".
-    most : int
-        Tokens of a text that are read, with the ones that begin and end it.
+        The steps that change that vector before the last product, in order: "normalise" to a length of one,
+        "layer_norm", or a product followed by "tanh", "relu", "gelu", or "identity".
+    most_tokens : int
+        The largest number of tokens of a text, including the tokens that begin and end it. Further tokens are not read.
     rules : Rules or None
-        What decides the tokens of a text; None where a stored tokenizer does.
+        The rules of a WordPiece vocabulary; None for a stored tokenizer.
     padding : int, optional
-        A token that has a place of its own, the last one, and that is not counted in the places of others: RoBERTa's
-        padding, which a text may spell out.
+        A token that has a place of its own, the last one, and that does not count in the places of other tokens:
+        RoBERTa's padding, which a text may spell out.
     rotary : tuple of Rotary
-        Of each layer, in place of vectors of places; empty where there are such vectors.
+        The rotary embedding of each layer, which replaces vectors of places; empty for an encoder without rotary
+        embeddings.
     is_pre_norm : bool
-        Whether vectors are normalised before attention and before the two products of a layer, and after the last
-        layer, rather than after each.
+        Whether vectors are normalised before attention, before the two products of a layer, and after the last layer,
+        rather than after attention and after the two products.
     is_gated : bool
         Whether the first of the two products has twice as many outputs, and the second half of them is multiplied with
         the activation of the first half.
     distances : Distances, optional
-        How attention counts distances, if it does so in place of vectors of places.
+        The distances that attention counts, which replace vectors of places.
 
     """
 
@@ -148,7 +160,7 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=Tr
     activation: Activation
     pooling: Pooling
     head: tuple[Literal["normalise", "layer_norm", "tanh", "relu", "gelu", "identity"], ...]
-    most: Annotated[int, Meta(ge=3, le=MOST_TOKENS)]
+    most_tokens: Annotated[int, Meta(ge=3, le=MOST_TOKENS)] = msgspec.field(name="most")
     rules: Rules | None
     padding: Annotated[int, Meta(ge=0)] | None = None
     rotary: tuple[Rotary, ...] = ()
@@ -158,30 +170,37 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=Tr
 
     @property
     def has_places(self) -> bool:
-        """Whether places have vectors."""
+        """Whether each place has a vector, which is added to the vector of the token there."""
         return not self.rotary and self.distances is None
 
 
 @dataclass(frozen=True)
 class Encoder:
-    """An encoder in place of a network; immutable.
+    """An encoder, which replaces the network of a model; immutable.
 
     Attributes
     ----------
     settings : Settings
-        What decides its vectors beside the weights.
+        The settings that decide vectors beside the weights.
     tokens : WordPiece or StoredTokenizer
-        Its vocabulary.
+        The vocabulary, which splits texts into tokens.
     weights : mapping of str to ndarray
-        float32 or float16: "embedding" [entries, width], "places" [most, width], or one more where padding has one, and
-        "norm.weight" and "norm.bias" [width]; of each layer, "0.", "1." and so on: "queries" [width, 3 width] of
-        queries, keys and values, "mix" [width, width], "inner" [width, inner], "outer" [inner, width], each with
-        ".bias", and two norms, "norm1" and "norm2"; of the head "head.0" and so on, [inputs, outputs] with ".bias",
-        "head.norm", and "last" [inputs, classes], whose bias is the model's. Without "last" it gives vectors and no
-        scores. With rotary embeddings there are no "places"; where norms come first, there is "final" and no "0.norm1",
-        since the first layer reads what "norm" leaves; where there are gates, "inner" is [width, 2 inner]. Where
-        attention counts distances there are no "places" either, and each layer has "keys_at" and "queries_at"
-        [2 span, width], without a bias.
+        The weights, float32 or float16. A product has a ".bias", [outputs], unless the list says otherwise. A norm has
+        a ".weight" and a ".bias", [width] each.
+
+        - the embedding: "embedding" [entries, width]; "places" [most_tokens, width], or one row more if padding has a
+          place of its own (both without a bias); and the norm "norm"
+        - each layer, with the prefix "0.", "1." and so on: "queries" [width, 3 width] of queries, keys and values,
+          "mix" [width, width], "inner" [width, inner], "outer" [inner, width], and the norms "norm1" and "norm2"
+        - the head: "head.0" and so on [inputs, outputs], the norm "head.norm", and "last" [inputs, classes], whose bias
+          is the model's. Without "last", the encoder gives vectors and no scores.
+
+        Some settings change this list:
+
+        - rotary embeddings: no "places"
+        - distances: no "places"; each layer has "keys_at" and "queries_at" [2 span, width], without a bias
+        - norms that come first: a norm "final", and no "0.norm1", since the first layer reads the output of "norm"
+        - gates: "inner" is [width, 2 inner]
 
     """
 
@@ -194,12 +213,12 @@ class Encoder:
 
     @property
     def about(self) -> Any:
-        """What decides scores beside the tensors, as JSON values."""
+        """All that decides scores beside the tensors, as JSON values."""
         return to_builtins(self.settings)
 
     @property
     def framing(self) -> int:
-        """Tokens that are put before a text and after it."""
+        """The number of tokens that are added before a text and after it."""
         return self.tokens.framing
 
     @property
@@ -215,17 +234,17 @@ class Encoder:
 
     @property
     def width(self) -> int:
-        """Values of a token's vector."""
+        """The number of values of a token's vector."""
         return int(self.weights["embedding"].shape[1])
 
     @property
     def outputs(self) -> int:
-        """Values of a text's vector."""
+        """The number of values of a text's vector."""
         products = [i for i, step in enumerate(s for s in self.settings.head if s not in NO_PRODUCT)]
         return int(self.weights[f"head.{products[-1]}"].shape[1]) if products else self.width
 
     def tensors(self) -> dict[str, NDArray[Any]]:
-        """All, by their names in a model file."""
+        """Return all tensors by their names in a model file."""
         vocabulary = (
             {TOKENIZER: self.tokens.json}
             if isinstance(self.tokens, StoredTokenizer)
@@ -235,7 +254,10 @@ class Encoder:
 
     @classmethod
     def of_file(cls, settings: Settings, tensors: dict[str, NDArray[Any]], model: str) -> Encoder:
-        """Take its tensors out of those of a model file. Raises ModelError where one is missing."""
+        """Return the encoder of a model file, and remove its tensors from `tensors`.
+
+        Raises ModelError if one is missing.
+        """
         names = (TOKENIZER,) if settings.rules is None else VOCABULARY
         refuse_missing((f"{PREFIX}{name}" for name in names), tensors, model)
         own = {name.removeprefix(PREFIX): tensors.pop(name) for name in [*tensors] if name.startswith(PREFIX)}
@@ -244,7 +266,11 @@ class Encoder:
         return cls(settings, tokens, own)
 
     def check(self, classes: int | None, model: str) -> None:
-        """Raise ModelError unless the tensors fit the settings, and each other. classes: None for vectors."""
+        """Raise ModelError unless the tensors fit the settings and each other.
+
+        classes: the number of classes, or None for an encoder of vectors.
+        """
+        # Find the sizes, and check them against the settings.
         entries, width = self.weights["embedding"].shape if "embedding" in self.weights else (0, 0)
         if isinstance(self.tokens, WordPiece):
             self.tokens.check(model)
@@ -256,9 +282,10 @@ class Encoder:
         if settings.rotary and (len(settings.rotary) != settings.layers or width // settings.heads % 2):
             what = f"{len(settings.rotary)} rotary embeddings of {width // settings.heads} values"
             raise ModelError(f"{model}: {what} for {settings.layers} layers")
+        # Collect the expected shapes of the embedding, the layers and the head.
         expected: dict[str, tuple[int, ...]] = {"embedding": (entries, width), **_norm("norm", width)}
         if settings.has_places:
-            expected["places"] = (settings.most + (settings.padding is not None), width)
+            expected["places"] = (settings.most_tokens + (settings.padding is not None), width)
         for layer in range(settings.layers):
             for name, shape in {
                 "queries": (width, 3 * width), "mix": (width, width),
@@ -288,18 +315,19 @@ class Encoder:
         check_tensors(self.weights, expected, model)
 
     def as_vectors(self) -> Encoder:
-        """The same encoder for vectors of length one, without the last product."""
+        """Return the same encoder for vectors of length one, without the last product."""
         head = self.settings.head if self.settings.head[-1:] == (NORMALISE,) else (*self.settings.head, NORMALISE)
         weights = {name: tensor for name, tensor in self.weights.items() if name != "last"}
         return replace(self, settings=msgspec.structs.replace(self.settings, head=head), weights=weights)
 
     @cached_property
     def _floats(self) -> dict[str, Floats]:
+        """The weights in float32."""
         return {name: np.ascontiguousarray(tensor, np.float32) for name, tensor in self.weights.items()}
 
     def tokens_of(self, data: NDArray[np.uint8], offsets: NDArray[np.int64]) -> Tokens:
-        """The tokens of N texts in valid UTF-8; texts as in `WordPiece.of_texts`."""
-        tokens = self.tokens.of_texts(data, offsets, self.settings.most)
+        """Return the tokens of N texts in valid UTF-8. data, offsets: as for `WordPiece.of_texts`."""
+        tokens = self.tokens.of_texts(data, offsets, self.settings.most_tokens)
         if tokens.ids.max(initial=0) >= len(self.weights["embedding"]):
             raise ModelError(
                 "the tokenizer of this encoder has more tokens than its embedding has rows: convert it again"
@@ -307,42 +335,44 @@ class Encoder:
         return tokens
 
     def places_of(self, ids: NDArray[np.int64], ends: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Of each token of N texts: which row of "places" is added to its vector. ids, ends: as in `Tokens`."""
+        """Return the place of each token of N texts, which is a row of "places". ids, ends: as in `Tokens`."""
         begins = np.repeat(ends[:-1], np.diff(ends))
         if self.settings.padding is None:
             return np.arange(len(ids)) - begins
         is_padding = ids == self.settings.padding
         counted = np.append(0, np.cumsum(~is_padding))
-        return np.where(is_padding, self.settings.most, counted[:-1] - counted[begins])
+        return np.where(is_padding, self.settings.most_tokens, counted[:-1] - counted[begins])
 
     def logits(self, ids: NDArray[np.int64], ends: NDArray[np.int64]) -> Floats:
-        """Of N texts: the logits without the model's bias, float32 [N, classes]. ids, ends: as in `Tokens`."""
+        """Return the logits of N texts without the model's bias, float32 [N, classes]. ids, ends: as in `Tokens`."""
         return self.logits_of_pooled(self.pooled(ids, ends))
 
     def logits_of_pooled(self, pooled: Floats) -> Floats:
-        """The same of what `pooled` gives, of this encoder or of another that has the same trunk."""
+        """Return `logits` from the result of `pooled`, of this encoder or another one with the same trunk."""
         last = self._floats["last"]
         return np.stack([self._head(vector) @ last for vector in pooled])
 
     def vectors(self, ids: NDArray[np.int64], ends: NDArray[np.int64]) -> Floats:
-        """Of N texts, one at least: float32 [N, outputs]. ids, ends: as in `Tokens`."""
+        """Return the vectors of N texts, at least one, float32 [N, outputs]. ids, ends: as in `Tokens`."""
         return np.stack([self._head(vector) for vector in self.pooled(ids, ends)])
 
     def pooled(self, ids: NDArray[np.int64], ends: NDArray[np.int64]) -> Floats:
-        """What the layers give of N texts, one at least, before the head: float32 [N, width]. ids, ends: as `Tokens`.
+        """Return the vectors of N texts, at least one, before the head, float32 [N, width]. ids, ends: as in `Tokens`.
 
-        The texts share what is computed of each value by itself, and the weights while these are in a cache. Each has
-        products of its own.
+        Operations on single values run over all texts at once, and each weight is used for all texts while it is in a
+        cache. Matrix products run over one text at a time.
         """
+        # Embed the tokens.
         texts = [slice(first, last) for first, last in pairwise(ends.tolist())]
         x: Floats = self._floats["embedding"][ids]
         places = self.places_of(ids, ends)
         if self.settings.has_places:
             x += self._floats["places"][places]
         x = self._normed(x, "norm")
+        # Compute the layers.
         for layer in range(self.settings.layers):
             if self.settings.is_pre_norm:
-                read = self._normed(x.copy(), f"{layer}.norm1") if layer else x  # which is normalised at first
+                read = self._normed(x.copy(), f"{layer}.norm1") if layer else x  # the first layer's x is normalised
                 x = x + self._attention(read, texts, places, layer)
                 inner = self._inner(self._normed(x.copy(), f"{layer}.norm2"), texts, layer)
                 x += self._products(inner, texts, f"{layer}.outer")
@@ -352,11 +382,12 @@ class Encoder:
                 x = self._normed(x + self._products(inner, texts, f"{layer}.outer"), f"{layer}.norm2")
         if self.settings.is_pre_norm:
             x = self._normed(x, "final")
+        # Pool the tokens of each text.
         is_cls = self.settings.pooling == "cls"
         return np.stack([x[text.start] if is_cls else x[text].mean(axis=0) for text in texts])
 
     def _inner(self, x: Floats, texts: list[slice], layer: int) -> Floats:
-        """What the second product of a layer reads."""
+        """Return the input of the second product of a layer: the first product, its activation and its gate."""
         values, activation = self._products(x, texts, f"{layer}.inner"), _ACTIVATIONS[self.settings.activation]
         if not self.settings.is_gated:
             return activation(values)
@@ -365,6 +396,7 @@ class Encoder:
         return gated
 
     def _head(self, vector: Floats) -> Floats:
+        """Apply the head, without the last product, to the vector of one text, [width]."""
         products = 0
         for step in self.settings.head:
             if step == NORMALISE:
@@ -378,6 +410,7 @@ class Encoder:
         return vector
 
     def _products(self, x: Floats, texts: list[slice], name: str) -> Floats:
+        """Multiply the vectors of each text, by itself, with a weight, and add the bias."""
         weight = self._floats[name]
         out = np.empty((len(x), weight.shape[1]), np.float32)
         for text in texts:
@@ -386,7 +419,7 @@ class Encoder:
         return out
 
     def _normed(self, x: Floats, name: str) -> Floats:
-        """Layer norm, in place."""
+        """Apply a layer norm in place, and return the array."""
         x -= x.mean(axis=1, keepdims=True)
         variance = np.einsum("ij,ij->i", x, x) / np.float32(x.shape[1])
         x *= (1 / np.sqrt(variance + np.float32(self.settings.epsilon)))[:, None]
@@ -395,6 +428,8 @@ class Encoder:
         return x
 
     def _attention(self, x: Floats, texts: list[slice], places: Integers, layer: int) -> Floats:
+        """Return the result of a layer's attention for all tokens, [T, width]. places: as `places_of` returns them."""
+        # Compute queries, keys and values, rotate them, and scale the queries.
         heads, size = self.settings.heads, x.shape[1] // self.settings.heads
         queries = self._products(x, texts, f"{layer}.queries").reshape(len(x), 3, heads, size)
         window = None
@@ -404,7 +439,8 @@ class Encoder:
             _turn(queries[:, :2], turns(rotary, size, int(places.max(initial=0)) + 1)[places])
         queries[:, 0] *= np.float32(1 / math.sqrt(size))
         if self.settings.distances is not None:
-            queries[:, 0] *= np.float32(math.sqrt(1 / 3))  # a score is a sum of three
+            queries[:, 0] *= np.float32(math.sqrt(1 / 3))  # a score is a sum of three products
+        # Attend within each text, and with a window by pieces, so that nothing outside the window is computed.
         mixed = np.empty((len(x), heads, size), np.float32)
         for text in texts:
             of_heads, out = queries[text].transpose(1, 2, 0, 3), mixed[text].transpose(1, 0, 2)
@@ -412,7 +448,7 @@ class Encoder:
                 _attend(of_heads[0], of_heads[1], of_heads[2], out, apart=self._apart(text.stop - text.start, layer))
                 continue
             step = window + 1
-            for first in range(0, text.stop - text.start, step):  # what lies outside the window is not computed
+            for first in range(0, text.stop - text.start, step):
                 own, near = slice(first, first + step), slice(max(0, first - window), first + step + window)
                 _attend(of_heads[0, :, own], of_heads[1, :, near], of_heads[2, :, near], out[:, own], own, near, window)
         return self._products(mixed.reshape(x.shape), texts, f"{layer}.mix")
@@ -435,17 +471,19 @@ class Encoder:
 
 
 def turns(rotary: Rotary, size: int, places: int) -> Floats:
-    """By how much rotary embeddings turn queries and keys: the cosine and the sine of the angle of each pair of values
-    at each place, [places, size / 2, 2].
+    """Return the rotations of a rotary embedding, [places, size / 2, 2].
+
+    They are the cosine and the sine of the angle by which each pair of values of queries and keys is rotated, at each
+    place.
 
     Parameters
     ----------
     rotary : Rotary
         The rotary embedding of a layer.
     size : int
-        Values of a head.
+        The number of values of a head.
     places : int
-        How many places.
+        The number of places.
 
     """
     speeds = (1 / rotary.base ** (np.arange(0, size, 2) / size) / rotary.stretch).astype(np.float32)
@@ -454,7 +492,10 @@ def turns(rotary: Rotary, size: int, places: int) -> Floats:
 
 
 def _turn(queries: Floats, by: Floats) -> None:
-    """Turn queries and keys in place. queries: [tokens, 2, heads, size]; by: of each token, as `turns` returns them."""
+    """Rotate queries and keys in place.
+
+    queries: [tokens, 2, heads, size]. by: the rotations of each token, as `turns` returns them for each place.
+    """
     half = queries.shape[-1] // 2
     cosine, sine = by[:, None, None, :, 0], by[:, None, None, :, 1]
     low, high = queries[..., :half].copy(), queries[..., half:]
@@ -466,18 +507,18 @@ def _attend(
     query: Floats, key: Floats, value: Floats, out: Floats, own: slice | None = None, near: slice | None = None,
     window: int = 0, apart: tuple[Floats, Floats] | None = None,
 ) -> None:  # fmt: skip
-    """Attention of some tokens of a text to some.
+    """Compute the attention of some tokens of a text to some tokens of the same text.
 
     Parameters
     ----------
     query, key, value : float32 [heads, tokens, size]
-        Of each head.
+        The queries, keys and values of each head.
     out : float32 [heads, queries, size]
-        What is computed.
+        The array for the result.
     own, near : slice, optional
-        Which tokens of the text have the queries, and which the keys, where a window counts.
+        With a window: the tokens of the text that have the queries, and those that have the keys.
     window : int
-        How far a key may be from a query.
+        The largest distance of a key from a query.
     apart : tuple of float32 [heads, 2 tokens - 1, size], optional
         The keys and the queries of distances, as `_apart` returns them.
 
@@ -499,7 +540,7 @@ def _attend(
 
 
 def _of_distances(products: Floats) -> Floats:
-    """Select, from products with all distances, those of token i with the distance i - j.
+    """Select from products with all distances, for each pair of tokens i and j, the product with the distance i - j.
 
     products: [heads, tokens, 2 tokens - 1]. Returns a view, [heads, i, j], in which each row starts one distance later.
     """
@@ -511,17 +552,20 @@ def _of_distances(products: Floats) -> Floats:
 
 
 def _norm(name: str, width: int) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of a layer norm's tensors by their names."""
     return {f"{name}.weight": (width,), f"{name}.bias": (width,)}
 
 
 _ERF = (0.254829592, -0.284496736, 1.421413741, -1.453152027, 1.061405429)
 _IN_CACHE = 1 << 16
-"""Values that are computed together."""
+"""How many values are computed at once, so that they stay in a core's cache."""
 
 
 def _gelu(x: Floats) -> Floats:
-    """Gaussian error linear units (Hendrycks and Gimpel, 2016): x times the share of a normal distribution below x. The
-    error function is formula 7.1.26 of Abramowitz and Stegun, right within 1.5e-7.
+    """Apply Gaussian error linear units (Hendrycks and Gimpel, 2016).
+
+    They are x times the share of a normal distribution below x. The error function is formula 7.1.26 of Abramowitz and
+    Stegun, with an error below 1.5e-7. x is overwritten if it is contiguous.
     """
     x = np.ascontiguousarray(x)
     flat = x.reshape(-1)
@@ -546,7 +590,7 @@ def _gelu(x: Floats) -> Floats:
 
 
 def _gelu_tanh(x: Floats) -> Floats:
-    """The approximation of the same work: "gelu_new" and "gelu_pytorch_tanh" of transformers."""
+    """Apply the approximation of the same paper: "gelu_new" and "gelu_pytorch_tanh" of transformers."""
     out: Floats = x / 2 * (1 + np.tanh(np.float32(math.sqrt(2 / math.pi)) * (x + np.float32(0.044715) * x * x * x)))
     return out
 

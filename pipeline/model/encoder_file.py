@@ -1,11 +1,12 @@
-"""Folders of encoders, as transformers and sentence-transformers save them: read, or refused by name.
+"""The reader of encoders' folders, as transformers and sentence-transformers save them, for our own kernels.
 
-`encoder_keys` has the keys of their JSON files, `encoder_tokens` makes the tokens.
+It refuses what the kernels cannot compute, and names it. `encoder_keys` has the keys of the JSON files;
+`encoder_tokens` makes the tokenizer.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -59,7 +60,7 @@ FILES = (
     *TRANSFORMER_FILES, SENTENCE_TRANSFORMERS_FILE, SETFIT_CONFIG, SHARDS, ADAPTER, _CHAT, f"{_CHATS}/*",
     "*/config.json", "*/model.safetensors", "model-*-of-*.safetensors", "merges.txt", "vocab.json", "*.model",
 )  # fmt: skip
-"""What is read of a folder, and fetched of a repository."""
+"""The files that are read from a folder, and fetched from a repository."""
 
 _ACTIVATIONS: dict[str, Activation] = {
     "gelu": "gelu",
@@ -74,31 +75,71 @@ _LEVELS = 6
 Tensor = NDArray[Any]
 
 
-class _Body(NamedTuple):
-    """What transformers calls the settings and weights of one kind of encoder.
+class _Trunk(NamedTuple):
+    """An encoder without its tokens and its head.
 
     Attributes
     ----------
-    prefix : str
-        Of the names of the encoder's weights, where a head is beside them.
-    layers, heads, activation, width, inner : str
-        Keys of config.json: how many layers and heads, the activation, and the values of a vector and between the two
-        products of a layer.
-    usual : tuple of int
-        How many layers and heads there are where config.json does not say.
-    epsilon : float or str
-        What is added to the variance that vectors are normalised by, or the key of config.json that says it.
-    layer, queries, products, norms : str or tuple of str
-        What a layer's weights are called: those of queries, keys and values; "mix", "inner" and "outer"; both norms.
-    before, step, last : str
-        The product before the last one of a classifier, what follows it, and the last one.
-    counts_padding : bool
-        Whether places are counted from the padding token's number on, and it has a place of its own.
-    usual_epsilon : float
-        `epsilon`, where config.json does not say.
+    weights : dict of str to ndarray
+        The weights, by our names.
+    most_tokens : int
+        The largest number of tokens of a text for which the encoder has places.
+    settings : dict
+        The fields of `Settings` that config.json decides. A family returns only those that other families lack.
 
     """
 
+    weights: dict[str, Tensor]
+    most_tokens: int
+    settings: dict[str, Any]
+
+
+class _Family(NamedTuple):
+    """The functions that read what differs between families of encoders.
+
+    Attributes
+    ----------
+    read_trunk : callable
+        Reads the weights and the settings of an encoder with a given number of layers.
+    add_head : callable
+        Adds the steps of a classifier before its last product, and returns the pooling.
+
+    """
+
+    read_trunk: Callable[[_Stored, int], _Trunk]
+    add_head: Callable[[_Head, _Stored], Pooling]
+
+
+class _Body(NamedTuple):
+    """One kind of encoder: its family, and the names that transformers gives its settings and weights.
+
+    Attributes
+    ----------
+    family : _Family
+        The functions that read it.
+    prefix : str
+        The prefix of the names of the encoder's weights, in a file that also has a head.
+    layers, heads, activation, width, inner : str
+        The keys of config.json for the numbers of layers and heads, the activation, and the numbers of values of a
+        vector and between the two products of a layer.
+    usual : tuple of int
+        The numbers of layers and heads if config.json does not have them.
+    epsilon : float or str
+        The number that is added to the variance by which vectors are normalised, or its key in config.json.
+    layer, queries, products, norms : str or tuple of str
+        The names of a layer; in it, of the weights of queries, keys and values; of "mix", "inner" and "outer"; and of
+        both norms.
+    before, step, last : str
+        For a classifier: the name of the product before the last one, the step that follows it, and the name of the
+        last product.
+    counts_padding : bool
+        Whether places are numbered from one above the number of the padding token, which has a place of its own.
+    usual_epsilon : float
+        The value of `epsilon` if config.json does not have it.
+
+    """
+
+    family: _Family
     prefix: str
     layers: str
     heads: str
@@ -118,66 +159,26 @@ class _Body(NamedTuple):
     usual_epsilon: float = 1e-12
 
 
-_BODIES = {
-    "bert": _Body(
-        "bert.", "num_hidden_layers", "num_attention_heads", "hidden_act", "hidden_size", "intermediate_size", (12, 12),
-        "layer_norm_eps", "encoder.layer",
-        ("attention.self.query", "attention.self.key", "attention.self.value"),
-        ("attention.output.dense", "intermediate.dense", "output.dense"),
-        ("attention.output.LayerNorm", "output.LayerNorm"),
-        "pooler.dense", "tanh",
-    ),
-    "distilbert": _Body(
-        "distilbert.", "n_layers", "n_heads", "activation", "dim", "hidden_dim", (6, 12), 1e-12, "transformer.layer",
-        ("attention.q_lin", "attention.k_lin", "attention.v_lin"),
-        ("attention.out_lin", "ffn.lin1", "ffn.lin2"),
-        ("sa_layer_norm", "output_layer_norm"),
-        "pre_classifier", "relu",
-    ),
-}  # fmt: skip
-_ROBERTA = _BODIES["bert"]._replace(
-    prefix="roberta.", before="classifier.dense", last="classifier.out_proj", counts_padding=True
-)
-_BODIES |= dict.fromkeys(("roberta", "xlm-roberta", "camembert"), _ROBERTA)
-_MODERNBERT = _Body(
-    "model.", "num_hidden_layers", "num_attention_heads", "hidden_activation", "hidden_size", "intermediate_size",
-    (22, 12), "norm_eps", "layers", ("attn.Wqkv",), ("attn.Wo", "mlp.Wi", "mlp.Wo"), ("attn_norm", "mlp_norm"),
-    "head.dense", "gelu", usual_epsilon=1e-5,
-)  # fmt: skip
-_BODIES["modernbert"] = _MODERNBERT
-_GTE = _Body(
-    "gte.", "num_hidden_layers", "num_attention_heads", "hidden_act", "hidden_size", "intermediate_size", (12, 12),
-    "layer_norm_eps", "encoder.layer", ("attention.qkv_proj",),
-    ("attention.o_proj", "mlp.up_gate_proj", "mlp.down_proj"), ("attn_ln", "mlp_ln"), "pooler.dense", "tanh",
-)  # fmt: skip
-_DEBERTA = _BODIES["bert"]._replace(
-    prefix="deberta.", usual=(24, 24), usual_epsilon=1e-7,
-    queries=("attention.self.query_proj", "attention.self.key_proj", "attention.self.value_proj"),
-)  # fmt: skip
-_BODIES["deberta-v2"] = _DEBERTA
-_BODIES |= {"gte": _GTE, "new": _GTE._replace(prefix="new.")}
-
-
-_KNOWN = "BERT, DistilBERT, RoBERTa, XLM-R, CamemBERT, ModernBERT, gte and DeBERTa-v2"
-
-
-class _Trunk(NamedTuple):
-    """An encoder without its tokens and its head.
+class _Stored(NamedTuple):
+    """The stored encoder of a folder.
 
     Attributes
     ----------
-    weights : dict of str to ndarray
-        By our names.
-    most : int
-        Tokens of a text that it has places for.
-    settings : dict
-        Those of `Settings` that config.json decides.
+    config : dict
+        The content of config.json.
+    tensors : _Tensors
+        The weights.
+    body : _Body
+        The kind of the encoder.
+    name : str
+        The name of the folder in messages.
 
     """
 
-    weights: dict[str, Tensor]
-    most: int
-    settings: dict[str, Any]
+    config: Json
+    tensors: _Tensors
+    body: _Body
+    name: str
 
 
 class Read(NamedTuple):
@@ -192,8 +193,8 @@ class Read(NamedTuple):
     bias : float32 [classes]
         The bias of the last product.
     kind : str
-        What the head gives: "one" label, "several" labels (also with a single class), or a "number", whose levels are
-        the classes. "" without a head.
+        The kind of the head's result: "one" label, "several" labels (also with a single class), or a "number", whose
+        levels are the classes; "" without a head.
     levels : Levels or None
         The levels of a number. The label is the nearest of 0 to 5, which is the usual scale of such heads; the number
         itself may have any value.
@@ -223,7 +224,7 @@ def has_head(folder: Path) -> bool:
 
 
 def is_classifier(config: Json) -> bool:
-    """Whether config.json says that there is a head for classes or a number."""
+    """Whether config.json lists a model with a head for classes or a number."""
     return any(str(one).endswith("ForSequenceClassification") for one in config.get("architectures") or ())
 
 
@@ -258,6 +259,8 @@ def read(folder: Path, name: str) -> Read:
 
 
 def _read(folder: Path, name: str) -> Read:
+    """Read a folder, with the errors of a damaged one as they come."""
+    # Check the kind of the encoder and the keys of its config.
     config = read_json(folder / CONFIG_FILE, name)
     if config is None:
         raise ModelError(f"{name} has no {CONFIG_FILE}: name the folder of an encoder")
@@ -271,25 +274,24 @@ def _read(folder: Path, name: str) -> Read:
     ):
         if (folder / file).exists():
             raise refused(name, f"it has {what}, {file}", "folders without one are")
+    # Read the weights of the encoder.
     body = _BODIES[kind]
     modules = _modules(folder, name)
     tensors = _Tensors(folder / HUB_FILE, name, body.prefix)
-    weights, places, of_trunk = _trunk(config, tensors, body, name)
+    stored = _Stored(config, tensors, body, name)
+    weights, places, of_trunk = _trunk(stored)
+    # Read the head of a classifier, or the modules of sentence-transformers.
     head = _Head(weights)
     classes: tuple[str, ...] = ()
     bias, of_head, levels = np.zeros(0, np.float32), "", None
-    pooling: Pooling = "cls"
+    pooling: Pooling
     if is_classifier(config):
         if modules is not None:
             raise refused(
                 name, f"it has a classifier and modules of sentence-transformers ({MODULES_FILE})", "one of the two is"
             )
         classes, of_head = classes_of(config, name)
-        if body is _MODERNBERT:
-            pooling = _add_head_of_modernbert(head, tensors, config, name)
-        else:
-            step = deberta_folder.head_of(config, name) if body is _DEBERTA else body.step
-            head.add(step, tensors[f"{body.before}.weight"], tensors[f"{body.before}.bias"])
+        pooling = body.family.add_head(head, stored)
         weights["last"] = transposed(tensors[f"{body.last}.weight"])
         bias = tensors[f"{body.last}.bias"].astype(np.float32)
         outputs = 1 if of_head == "number" else len(classes)
@@ -301,45 +303,37 @@ def _read(folder: Path, name: str) -> Read:
             weights["last"] = of_levels(weights["last"].astype(np.float64), len(classes), True).astype(np.float32)
             bias = of_levels(levels.steps(bias.astype(np.float64)), len(classes), False).astype(np.float32)
     elif modules is None:
-        pooling = "mean"  # as sentence-transformers takes a folder of transformers
+        pooling = "mean"  # as in sentence-transformers, for a folder of transformers
     else:
         pooling = _add_modules(modules, head, name)
     transformer = {} if modules is None else _transformer(folder, name)
     if modules is not None:
         head.cut(read_keys(folder / SENTENCE_TRANSFORMERS_FILE, SENTENCE_TRANSFORMERS, name).get("truncate_dim"), name)
+    # Make the tokenizer, and find the largest number of tokens of a text.
     tokens, of_tokenizer = _tokens(
         folder, config, bool(transformer.get("do_lower_case")), len(weights["embedding"]), name
     )
     limit = transformer.get("max_seq_length") or of_tokenizer or MOST_TOKENS + 1
-    most = min(places, int(limit))
-    if not _LEAST_TOKENS <= most <= MOST_TOKENS:
-        what = f"by max_seq_length, model_max_length or max_position_embeddings it reads {most:,} tokens of a text"
+    most_tokens = min(places, int(limit))
+    if not _LEAST_TOKENS <= most_tokens <= MOST_TOKENS:
+        keys = "max_seq_length, model_max_length or max_position_embeddings"
+        what = f"by {keys} it reads {most_tokens:,} tokens of a text"
         raise refused(name, what, f"{_LEAST_TOKENS} to {MOST_TOKENS:,} are")
+    # Keep the vectors of these places, and append the vector of padding.
     padding = of_trunk.get("padding")
     if "places" in weights:
         first = 0 if padding is None else padding + 1
         of_padding = weights["places"][first - 1 : first]
-        weights["places"] = np.concatenate([weights["places"][first : first + most], of_padding])
+        weights["places"] = np.concatenate([weights["places"][first : first + most_tokens], of_padding])
     rules = tokens.rules if isinstance(tokens, WordPiece) else None
-    settings = Settings(pooling=pooling, head=tuple(head.steps), most=most, rules=rules, **of_trunk)
+    settings = Settings(pooling=pooling, head=tuple(head.steps), most_tokens=most_tokens, rules=rules, **of_trunk)
     return Read(Encoder(settings, tokens, weights), classes, bias, of_head, levels)
 
 
-def _trunk(config: Json, tensors: _Tensors, body: _Body, name: str) -> _Trunk:
-    """Read the weights of an encoder and their settings.
-
-    Parameters
-    ----------
-    config : dict
-        The content of config.json.
-    tensors : _Tensors
-        The weights of the folder.
-    body : _Body
-        The names of the weights.
-    name : str
-        The name of the folder in messages.
-
-    """
+def _trunk(stored: _Stored) -> _Trunk:
+    """Read the weights of an encoder and all of its settings."""
+    config, tensors, body, name = stored
+    # Read the settings that all families have.
     activation = config.get(body.activation, "gelu")
     if activation not in _ACTIVATIONS:
         raise NotInKernels(name, f"its {body.activation} is {activation!r:.40}", f"{', '.join(_ACTIVATIONS)} are")
@@ -353,31 +347,14 @@ def _trunk(config: Json, tensors: _Tensors, body: _Body, name: str) -> _Trunk:
         "epsilon": body.epsilon if isinstance(body.epsilon, float) else config.get(body.epsilon, body.usual_epsilon),
         "activation": _ACTIVATIONS[activation],
     }
-    if body is _MODERNBERT:
-        rotary = modernbert_folder.rotary_of(config, layers, name)
-        settings |= {"rotary": rotary, "is_pre_norm": True, "is_gated": True}
-        weights = modernbert_folder.weights_of(tensors, config, layers)
-        places = config.get("max_position_embeddings", MOST_TOKENS)
-    elif config["model_type"] in _OF_GTE:
-        settings |= {"rotary": (gte_folder.rotary_of(config, name),) * layers, "is_gated": True}
-        weights = gte_folder.weights_of(tensors, config, layers)
-        places = gte_folder.places_of(config)
-    elif body is _DEBERTA:
-        distances = settings["distances"] = deberta_folder.distances_of(config, name)
-        weights = {"embedding": deberta_folder.embedding_of(tensors, config), **_layers(tensors, layers, body)}
-        weights |= deberta_folder.projected(tensors, config, distances, layers, name)
-        places = config.get("max_position_embeddings", 512)
-    else:
-        padding = int(config.get("pad_token_id", 1)) if body.counts_padding else None
-        settings["padding"] = padding
-        weights = {**_embeddings(tensors, body), **_layers(tensors, layers, body)}
-        places = len(weights["places"]) - (0 if padding is None else padding + 1)
-    for key, size in _sizes(weights, tensors, body).items():  # transformers would draw other weights at random
+    # Read the rest, and check the sizes: for weights of another size, transformers would draw random ones.
+    own = body.family.read_trunk(stored, layers)
+    for key, size in _sizes(own.weights, tensors, body).items():
         if config.get(key, size) != size:
             raise ModelError(
                 f"{name}: its {key} in {CONFIG_FILE} is {config[key]!r:.40}, and its weights have {size:,}"
             )
-    return _Trunk(weights, places, settings)
+    return own._replace(settings=settings | own.settings)
 
 
 _LEAST_TOKENS = 3
@@ -386,7 +363,7 @@ _LEAST_TOKENS = 3
 def _tokens(
     folder: Path, config: Json, lower: bool, entries: int, name: str
 ) -> tuple[WordPiece | StoredTokenizer, int | None]:
-    """Return the tokenizer, and the most tokens in a text if its files say that.
+    """Return the tokenizer, and the largest number of tokens of a text, or None if the files have no such number.
 
     Parameters
     ----------
@@ -395,21 +372,23 @@ def _tokens(
     config : dict
         The content of config.json.
     lower : bool
-        Whether texts become lower case first.
+        Whether to lower texts first.
     entries : int
         The number of vectors that the model has for tokens.
     name : str
         The name of the folder in messages.
 
     """
+    # Try the tokenizer of BERT, which our kernels compute.
     kind, about = config["model_type"], read_json(folder / TOKENIZER_CONFIG_FILE, name) or {}
     if kind in _OF_BERT or (kind in _OF_GTE and about.get("tokenizer_class") in _TOKENS_OF_BERT):
         try:
             built = build(folder, config.get("tokenizer_class"), name)
-            return word_piece(built.tokenizer, lower, entries, name), built.most
-        except NotInKernels:  # its tokenizer is no WordPiece
+            return word_piece(built.tokenizer, lower, entries, name), built.most_tokens
+        except NotInKernels:  # the tokenizer is not WordPiece
             pass
-    tokens, most, _ = load(folder, name, lower)
+    # Load any other tokenizer with transformers, and check that it fits.
+    tokens, most_tokens, _ = load(folder, name, lower)
     if tokens.cut != "right":
         raise NotInKernels(name, f"its truncation_side is {tokens.cut!r}", "only 'right' is")
     if tokens.framing < 1:
@@ -420,7 +399,7 @@ def _tokens(
             f"{name}: its tokenizer has tokens up to number {tokens.size - 1:,}, and its model vectors for "
             f"{entries:,}: save the folder again after resize_token_embeddings"
         )
-    return tokens, most
+    return tokens, most_tokens
 
 
 _OF_BERT, _OF_GTE = ("bert", "distilbert"), ("gte", "new")
@@ -429,6 +408,7 @@ _TOKENS_OF_BERT = ("BertTokenizer", "BertTokenizerFast")
 
 def _modules(folder: Path, name: str) -> list[tuple[str, Path]] | None:
     """Return the kinds and folders of the modules after the encoder, or None if the folder lists no modules."""
+    # Check the settings of the whole folder.
     listed = read_json(folder / MODULES_FILE, name)
     if listed is None:
         return None
@@ -442,13 +422,14 @@ def _modules(folder: Path, name: str) -> list[tuple[str, Path]] | None:
         raise NotInKernels(
             name, f"each text begins with the prompt {prompt!r:.60} (default_prompt_name)", "no prompts are"
         )
+    # Check each module, and their order.
     modules = []
     for one in listed:
         check_keys(one, MODULE, MODULES_FILE, name)
         package, _, kind = one["type"].rpartition(".")
         is_of_library = package.split(".")[0] == "sentence_transformers"
         if not is_of_library or kind not in ("Transformer", *MODULES):
-            # PyTorch computes a LayerNorm, and refuses what it does not know either.
+            # PyTorch can compute a LayerNorm; neither can compute other unknown modules.
             refusal = NotInKernels if is_of_library and kind == "LayerNorm" else refused
             what = f"it has a module {one['type']!r:.80}"
             raise refusal(name, what, f"{', '.join(MODULES)} of sentence-transformers are")
@@ -499,18 +480,8 @@ class _Head:
             self.add("identity", np.eye(values, self._width, dtype=np.float32), np.zeros(values, np.float32))
 
 
-def _add_head_of_modernbert(head: _Head, tensors: _Tensors, config: Json, name: str) -> Pooling:
-    """Add the steps before the last product of its classifiers. Return how the vector of a text is made."""
-    pooling, step, has_bias, has_norm_bias = modernbert_folder.head_of(config, name)
-    weight, gamma = tensors["head.dense.weight"], tensors["head.norm.weight"]
-    zeros = np.zeros(len(weight), np.float32)
-    head.add(step, weight, tensors["head.dense.bias"] if has_bias else zeros)
-    head.norm(gamma, tensors["head.norm.bias"] if has_norm_bias else zeros)
-    return pooling
-
-
 def _add_modules(modules: list[tuple[str, Path]], head: _Head, name: str) -> Pooling:
-    """Add the modules after the encoder to a head. Return how the vector of a text is made from its tokens."""
+    """Add the modules after the encoder to a head. Return the pooling."""
     pooling: Pooling = "mean"
     for module, path in modules:
         about = read_json(path / CONFIG_FILE, name) or {}
@@ -536,7 +507,7 @@ def _add_modules(modules: list[tuple[str, Path]], head: _Head, name: str) -> Poo
 
 
 def _sizes(weights: Mapping[str, Tensor], tensors: _Tensors, body: _Body) -> dict[str, int]:
-    """Return the sizes of the weights, by their keys in config.json."""
+    """Return the sizes of the weights, by the keys that they have in config.json."""
     sizes = {
         "vocab_size": weights["embedding"].shape[0],
         body.width: weights["embedding"].shape[1],
@@ -552,36 +523,11 @@ def _sizes(weights: Mapping[str, Tensor], tensors: _Tensors, body: _Body) -> dic
 _KINDS_OF_TOKENS = "embeddings.token_type_embeddings.weight"
 
 
-def _embeddings(stored: _Tensors, body: _Body) -> dict[str, Tensor]:
-    """Return the vectors of tokens and of places, by our names."""
-    weights: dict[str, Tensor] = {"embedding": stored["embeddings.word_embeddings.weight"]}
-    weights["places"] = stored["embeddings.position_embeddings.weight"]
-    if isinstance(body.epsilon, str):  # DistilBERT has no kinds of tokens
-        # All tokens of a single text are of the first kind.
-        weights["places"] = weights["places"].astype(np.float32) + stored[_KINDS_OF_TOKENS][0]
-    return weights
-
-
-def _layers(stored: _Tensors, count: int, body: _Body) -> dict[str, Tensor]:
-    """Return the weights of the first norm and of all layers by our names, in the shapes of our products."""
-    weights: dict[str, Tensor] = {f"norm.{part}": stored[f"embeddings.LayerNorm.{part}"] for part in ("weight", "bias")}
-    for layer in range(count):
-        of = f"{body.layer}.{layer}"
-        turned = [transposed(stored[f"{of}.{one}.weight"]) for one in body.queries]
-        weights[f"{layer}.queries"] = np.concatenate(turned, axis=1)
-        weights[f"{layer}.queries.bias"] = np.concatenate([stored[f"{of}.{one}.bias"] for one in body.queries])
-        for ours, theirs in zip(("mix", "inner", "outer"), body.products, strict=True):
-            weights[f"{layer}.{ours}"] = transposed(stored[f"{of}.{theirs}.weight"])
-            weights[f"{layer}.{ours}.bias"] = stored[f"{of}.{theirs}.bias"]
-        for ours, theirs in zip(("norm1", "norm2"), body.norms, strict=True):
-            weights |= {f"{layer}.{ours}.{part}": stored[f"{of}.{theirs}.{part}"] for part in ("weight", "bias")}
-    return weights
-
-
 class _Tensors:
-    """The tensors of a file, by their names without a prefix. Tensors that nobody asks for may be of any kind.
+    """The tensors of a file, by their names without a prefix.
 
-    Old names of norms count as the new ones. Tensors in fp64, and in bf16, which NumPy lacks, become fp32.
+    A tensor is converted when it is looked up, so unused tensors may have any dtype. Tensors in fp64, and in bf16,
+    which NumPy lacks, become fp32. Old names of norms are replaced by the new ones.
     """
 
     def __init__(self, path: Path, name: str, prefix: str = "") -> None:
@@ -624,8 +570,145 @@ class _Tensors:
 _STORED_AS = {"F32": "<f4", "F16": "<f2", "BF16": "<u2", "F64": "<f8"}
 
 
+def _embeddings(tensors: _Tensors, body: _Body) -> dict[str, Tensor]:
+    """Return the vectors of tokens and of places, by our names."""
+    weights: dict[str, Tensor] = {"embedding": tensors["embeddings.word_embeddings.weight"]}
+    weights["places"] = tensors["embeddings.position_embeddings.weight"]
+    if isinstance(body.epsilon, str):  # every kind except DistilBERT, which has no kinds of tokens
+        # All tokens of a single text are of the first kind.
+        weights["places"] = weights["places"].astype(np.float32) + tensors[_KINDS_OF_TOKENS][0]
+    return weights
+
+
+def _layers(tensors: _Tensors, count: int, body: _Body) -> dict[str, Tensor]:
+    """Return the weights of the first norm and of all layers by our names, in the shapes of our products."""
+    weights: dict[str, Tensor] = {
+        f"norm.{part}": tensors[f"embeddings.LayerNorm.{part}"] for part in ("weight", "bias")
+    }
+    for layer in range(count):
+        of = f"{body.layer}.{layer}"
+        turned = [transposed(tensors[f"{of}.{one}.weight"]) for one in body.queries]
+        weights[f"{layer}.queries"] = np.concatenate(turned, axis=1)
+        weights[f"{layer}.queries.bias"] = np.concatenate([tensors[f"{of}.{one}.bias"] for one in body.queries])
+        for ours, theirs in zip(("mix", "inner", "outer"), body.products, strict=True):
+            weights[f"{layer}.{ours}"] = transposed(tensors[f"{of}.{theirs}.weight"])
+            weights[f"{layer}.{ours}.bias"] = tensors[f"{of}.{theirs}.bias"]
+        for ours, theirs in zip(("norm1", "norm2"), body.norms, strict=True):
+            weights |= {f"{layer}.{ours}.{part}": tensors[f"{of}.{theirs}.{part}"] for part in ("weight", "bias")}
+    return weights
+
+
+def _trunk_of_bert(stored: _Stored, layers: int) -> _Trunk:
+    """Read the weights, with vectors of places, for BERT, DistilBERT and RoBERTa."""
+    config, tensors, body, _ = stored
+    padding = int(config.get("pad_token_id", 1)) if body.counts_padding else None
+    weights = {**_embeddings(tensors, body), **_layers(tensors, layers, body)}
+    places = len(weights["places"]) - (0 if padding is None else padding + 1)
+    return _Trunk(weights, places, {"padding": padding})
+
+
+def _trunk_of_modernbert(stored: _Stored, layers: int) -> _Trunk:
+    """Read the weights, rotary embeddings and windows of ModernBERT."""
+    config, tensors, _, name = stored
+    rotary = modernbert_folder.rotary_of(config, layers, name)
+    weights = modernbert_folder.weights_of(tensors, config, layers)
+    places = config.get("max_position_embeddings", MOST_TOKENS)
+    return _Trunk(weights, places, {"rotary": rotary, "is_pre_norm": True, "is_gated": True})
+
+
+def _trunk_of_gte(stored: _Stored, layers: int) -> _Trunk:
+    """Read the weights and rotary embeddings of gte."""
+    config, tensors, _, name = stored
+    rotary = (gte_folder.rotary_of(config, name),) * layers
+    weights = gte_folder.weights_of(tensors, config, layers)
+    return _Trunk(weights, gte_folder.places_of(config), {"rotary": rotary, "is_gated": True})
+
+
+def _trunk_of_deberta(stored: _Stored, layers: int) -> _Trunk:
+    """Read the weights of DeBERTa-v2, with keys and queries of distances."""
+    config, tensors, body, name = stored
+    distances = deberta_folder.distances_of(config, name)
+    weights = {"embedding": deberta_folder.embedding_of(tensors, config), **_layers(tensors, layers, body)}
+    weights |= deberta_folder.projected(tensors, config, distances, layers, name)
+    return _Trunk(weights, config.get("max_position_embeddings", 512), {"distances": distances})
+
+
+def _add_head_of_bert(head: _Head, stored: _Stored) -> Pooling:
+    """Add the product of BERT's pooler, or of the head of a kind without a pooler, which reads the first token."""
+    _add_product(head, stored, stored.body.step)
+    return "cls"
+
+
+def _add_head_of_deberta(head: _Head, stored: _Stored) -> Pooling:
+    """Add the product of the pooler, whose activation config.json names."""
+    _add_product(head, stored, deberta_folder.head_of(stored.config, stored.name))
+    return "cls"
+
+
+def _add_product(head: _Head, stored: _Stored, step: str) -> None:
+    """Add the product before the last one, and the step that follows it."""
+    tensors, before = stored.tensors, stored.body.before
+    head.add(step, tensors[f"{before}.weight"], tensors[f"{before}.bias"])
+
+
+def _add_head_of_modernbert(head: _Head, stored: _Stored) -> Pooling:
+    """Add the product and the norm of a ModernBERT classifier, which reads the first token or the mean."""
+    config, tensors, _, name = stored
+    pooling, step, has_bias, has_norm_bias = modernbert_folder.head_of(config, name)
+    weight, gamma = tensors["head.dense.weight"], tensors["head.norm.weight"]
+    zeros = np.zeros(len(weight), np.float32)
+    head.add(step, weight, tensors["head.dense.bias"] if has_bias else zeros)
+    head.norm(gamma, tensors["head.norm.bias"] if has_norm_bias else zeros)
+    return pooling
+
+
+_BERT = _Body(
+    _Family(_trunk_of_bert, _add_head_of_bert),
+    "bert.", "num_hidden_layers", "num_attention_heads", "hidden_act", "hidden_size", "intermediate_size", (12, 12),
+    "layer_norm_eps", "encoder.layer", ("attention.self.query", "attention.self.key", "attention.self.value"),
+    ("attention.output.dense", "intermediate.dense", "output.dense"),
+    ("attention.output.LayerNorm", "output.LayerNorm"), "pooler.dense", "tanh",
+)  # fmt: skip
+_DISTILBERT = _Body(
+    _BERT.family,
+    "distilbert.", "n_layers", "n_heads", "activation", "dim", "hidden_dim", (6, 12), 1e-12, "transformer.layer",
+    ("attention.q_lin", "attention.k_lin", "attention.v_lin"), ("attention.out_lin", "ffn.lin1", "ffn.lin2"),
+    ("sa_layer_norm", "output_layer_norm"), "pre_classifier", "relu",
+)  # fmt: skip
+_ROBERTA = _BERT._replace(prefix="roberta.", before="classifier.dense", last="classifier.out_proj", counts_padding=True)
+_MODERNBERT = _Body(
+    _Family(_trunk_of_modernbert, _add_head_of_modernbert),
+    "model.", "num_hidden_layers", "num_attention_heads", "hidden_activation", "hidden_size", "intermediate_size",
+    (22, 12), "norm_eps", "layers", ("attn.Wqkv",), ("attn.Wo", "mlp.Wi", "mlp.Wo"), ("attn_norm", "mlp_norm"),
+    "head.dense", "gelu", usual_epsilon=1e-5,
+)  # fmt: skip
+_GTE = _Body(
+    _Family(_trunk_of_gte, _add_head_of_bert),
+    "gte.", "num_hidden_layers", "num_attention_heads", "hidden_act", "hidden_size", "intermediate_size", (12, 12),
+    "layer_norm_eps", "encoder.layer", ("attention.qkv_proj",),
+    ("attention.o_proj", "mlp.up_gate_proj", "mlp.down_proj"), ("attn_ln", "mlp_ln"), "pooler.dense", "tanh",
+)  # fmt: skip
+_DEBERTA = _BERT._replace(
+    family=_Family(_trunk_of_deberta, _add_head_of_deberta),
+    prefix="deberta.", usual=(24, 24), usual_epsilon=1e-7,
+    queries=("attention.self.query_proj", "attention.self.key_proj", "attention.self.value_proj"),
+)  # fmt: skip
+_BODIES = {
+    "bert": _BERT,
+    "distilbert": _DISTILBERT,
+    **dict.fromkeys(("roberta", "xlm-roberta", "camembert"), _ROBERTA),
+    "modernbert": _MODERNBERT,
+    "gte": _GTE,
+    "new": _GTE._replace(prefix="new."),
+    "deberta-v2": _DEBERTA,
+}
+"""The kinds of encoders, by `model_type` of config.json. A new kind also needs its keys in `encoder_keys.CONFIG`."""
+
+_KNOWN = "BERT, DistilBERT, RoBERTa, XLM-R, CamemBERT, ModernBERT, gte and DeBERTa-v2"
+
+
 def classes_of(config: Json, name: str) -> tuple[tuple[str, ...], str]:
-    """The names of a head's outputs, and its kind, by which transformers chooses how scores follow from them."""
+    """Return the names of a head's outputs, and its kind, as in `Read.kind`, by the rules of transformers."""
     names = config.get("id2label")
     count = config.get("num_labels", 2) if names is None else len(names)
     if names is not None and {*names} != {*map(str, range(count))}:
@@ -641,6 +724,7 @@ def classes_of(config: Json, name: str) -> tuple[tuple[str, ...], str]:
 
 
 def _pooling(about: Json, name: str) -> Pooling:
+    """Return the pooling of a Pooling module. Raises NotInKernels for one that our kernels lack."""
     modes = about.get("pooling_mode") or [mode for key, mode in POOLING_FLAGS.items() if about.get(key)] or ["mean"]
     modes = [modes] if isinstance(modes, str) else modes
     if len(modes) != 1 or modes[0] not in _POOLINGS:

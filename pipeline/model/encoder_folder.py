@@ -1,4 +1,4 @@
-"""Which way the encoder of a folder runs: in our own kernels, or in PyTorch, where these do not know its family."""
+"""The choice of what computes the encoder of a folder: our own kernels, or PyTorch if the kernels cannot."""
 
 from __future__ import annotations
 
@@ -8,20 +8,21 @@ from . import encoder_file, torch_folder
 from .encoder_keys import NotInKernels
 
 CARD = "computed by"
-"""The key of a model's card that says why PyTorch computes it."""
+"""The key of a model's card under which the card says why PyTorch computes the model."""
 
 
 def read(folder: Path, name: str) -> tuple[encoder_file.Read, dict[str, str]]:
-    """Read a folder, and what the card of its model says of the way in which it runs.
+    """Read a folder. Returns its content, and values for the card of its model.
 
-    Raises ModelError for a folder that neither computes, UsageError where a package is missing.
+    Raises ModelError for a folder that neither our kernels nor PyTorch can compute, and UsageError if a package is
+    missing.
 
     Parameters
     ----------
     folder : Path
         The folder.
     name : str
-        What it is called in messages.
+        The name of the folder in messages.
 
     """
     torch_folder.refuse(folder, name)

@@ -1,8 +1,9 @@
-"""The JSON files of an encoder's folder, and what each of their keys means here.
+"""The keys of the JSON files of an encoder's folder, and how each key is treated.
 
-A key is read, or must have a value that changes nothing, or cannot change a result whatever its value is. A file that
-has any other key is refused by the key's name: what transformers or sentence-transformers would do with it is unknown.
-The lists hold what transformers 5.24 and sentence-transformers 6.2 write, and what older versions wrote.
+There are three kinds of known keys: those that are read, those that must have a value that changes nothing, and those
+that cannot change a result whatever their value is. A file with any other key is refused, and the message names the
+key, since it is unknown what transformers or sentence-transformers would do with it. The lists have the keys that
+transformers 5.24 and sentence-transformers 6.2 write, and that older versions wrote.
 """
 
 from __future__ import annotations
@@ -183,7 +184,7 @@ CONFIG["deberta-v2"] = Keys(
         "transformers does not read them for DeBERTa-v2": "padding_idx",
     },
 )
-"""config.json, by the kind of the model."""
+"""The keys of config.json, by the kind of the model."""
 
 ROPE = Keys("rope_theta", {"rope_type": ("default",)}, {})
 """The keys in rope_parameters of config.json, for one kind of layer."""
@@ -212,7 +213,7 @@ TOKENIZER_CONFIG = Keys(
         "transformers 5 does not read them for BERT": "do_basic_tokenize never_split add_bos_token add_eos_token",
     },
 )
-"""tokenizer_config.json. A key that ends in "_token" is read as well: it names a special token."""
+"""The keys of tokenizer_config.json. A key that ends in "_token" is read as well: it names a special token."""
 
 TRANSFORMER = Keys(
     "max_seq_length do_lower_case",
@@ -234,13 +235,13 @@ TRANSFORMER = Keys(
         ),
     },
 )
-"""sentence_bert_config.json, or the same under an older name."""
+"""The keys of sentence_bert_config.json, or of the same file under an older name."""
 
 TRANSFORMER_FILES = tuple(
     f"sentence_{kind}_config.json"
     for kind in ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
 )
-"""Its names; the first that is there counts."""
+"""The names of that file. The first one that exists is read."""
 
 SENTENCE_TRANSFORMERS = Keys(
     "model_type prompts default_prompt_name truncate_dim",
@@ -250,10 +251,10 @@ SENTENCE_TRANSFORMERS = Keys(
         "it says how vectors are compared": "similarity_fn_name",
     },
 )
-"""config_sentence_transformers.json."""
+"""The keys of config_sentence_transformers.json."""
 
 MODULE = Keys("type path", {"kwargs": ([], None)}, {"they are names and places in a list": "idx name"})
-"""A module in modules.json."""
+"""The keys of a module in modules.json."""
 
 _BEFORE_5 = ["cls_token", "max_tokens", "mean_tokens", "mean_sqrt_len_tokens", "weightedmean_tokens", "lasttoken"]
 POOLING_FLAGS = {f"pooling_mode_{name}": name for name in _BEFORE_5}
@@ -282,7 +283,7 @@ MODULES = {
     ),
     "Dropout": Keys("", {}, {"it acts in training alone": "dropout"}),
 }
-"""The config.json of each module that follows the encoder."""
+"""The keys of the config.json of each module that may follow the encoder."""
 
 
 class NotInKernels(ModelError):

@@ -1,12 +1,12 @@
-"""The tokens of an encoder's folder: those that transformers 5 makes of its files.
+"""The tokenizer of an encoder's folder, as transformers 5 makes it from the folder's files.
 
-transformers builds the tokenizer of BERT and DistilBERT anew. Of tokenizer.json it takes the vocabulary, and the added
-tokens where tokenizer_config.json lists none. Case, accents, Chinese characters and the two tokens that frame a text
-come from tokenizer_config.json, also where tokenizer.json says something else. A folder whose `tokenizer_class` is
-PreTrainedTokenizerFast has the tokenizer that is in tokenizer.json.
+transformers builds the tokenizers of BERT and DistilBERT anew. From tokenizer.json it takes only the vocabulary, and
+the added tokens if tokenizer_config.json lists none. The treatment of case, accents and Chinese characters, and the two
+tokens that frame a text, come from tokenizer_config.json, even if tokenizer.json says something else. If the
+`tokenizer_class` of a folder is PreTrainedTokenizerFast, its tokenizer is the one in tokenizer.json.
 
-The same tokenizer is built here with `tokenizers`. What becomes of each code point is asked of it, once: a model file
-has the answers.
+This module builds the same tokenizer with the library `tokenizers`. It then applies it once to each code point, and
+writes the results into the tables of the model file.
 """
 
 from __future__ import annotations
@@ -42,37 +42,38 @@ _SURROGATES = range(0xD800, 0xE000)
 
 
 class Built(NamedTuple):
-    """A folder's tokenizer.
+    """The tokenizer of a folder.
 
     Attributes
     ----------
     tokenizer : tokenizers.Tokenizer
         The tokenizer.
-    most : int or None
-        Tokens of a text that are read, by tokenizer_config.json; None where it does not say.
+    most_tokens : int or None
+        The largest number of tokens of a text, from tokenizer_config.json; None if that has no such number.
 
     """
 
     tokenizer: Any
-    most: int | None
+    most_tokens: int | None
 
 
 def build(folder: Path, class_of_config: str | None, name: str) -> Built:
     """Build a folder's tokenizer as transformers does.
 
-    Raises ModelError for files that are missing or damaged, and for a key that is not known here; UsageError without
-    `tokenizers`.
+    Raises ModelError if files are missing or damaged, or have an unknown key, and UsageError if `tokenizers` is not
+    installed.
 
     Parameters
     ----------
     folder : Path
         The folder.
     class_of_config : str, optional
-        `tokenizer_class` of config.json, which counts where tokenizer_config.json has none.
+        `tokenizer_class` of config.json, which counts if tokenizer_config.json has none.
     name : str
-        What the folder is called in messages.
+        The name of the folder in messages.
 
     """
+    # Read and check the settings.
     try:
         import tokenizers
     except ImportError as error:
@@ -86,6 +87,7 @@ def build(folder: Path, class_of_config: str | None, name: str) -> Built:
     for key in ("do_lower_case", "tokenize_chinese_chars"):
         if not isinstance(about.get(key, True), bool):
             raise refused(name, f"its {key} is {about[key]!r:.40}", "true and false are")
+    # Build the tokenizer.
     stored = _stored(folder, name)
     try:
         if kind in _BERT:
@@ -99,28 +101,30 @@ def build(folder: Path, class_of_config: str | None, name: str) -> Built:
             _add_tokens(tokenizer, _options(folder, about, stored, name))
     except ModelError:
         raise
-    except Exception as error:  # of Rust's, without a class of its own
+    except Exception as error:  # the library raises a plain Exception
         raise ModelError(f"{name}: tokenizers refuses its tokenizer: {str(error)[:200]}") from error
+    # Find how many tokens of a text are read.
     _check_cut(about, stored, name)
-    most = about["model_max_length"] if "model_max_length" in about else about.get("max_len")
-    return Built(tokenizer, None if most is None else int(most))
+    most_tokens = about["model_max_length"] if "model_max_length" in about else about.get("max_len")
+    return Built(tokenizer, None if most_tokens is None else int(most_tokens))
 
 
 def word_piece(tokenizer: Any, lower: bool, entries: int, name: str) -> WordPiece:
-    """The tables of a tokenizer. Raises ModelError for one that is not computed here.
+    """Turn a tokenizer into tables. Raises ModelError for a tokenizer that our kernels cannot compute.
 
     Parameters
     ----------
     tokenizer : tokenizers.Tokenizer
         The tokenizer.
     lower : bool
-        Whether texts are made lower case first, as `do_lower_case` of sentence-transformers does.
+        Whether to lower texts first, as `do_lower_case` of sentence-transformers does.
     entries : int
-        Vectors that the model has.
+        The number of vectors in the model's embedding.
     name : str
-        What the folder is called in messages.
+        The name of the folder in messages.
 
     """
+    # Check the parts of the tokenizer.
     about = json.loads(tokenizer.to_str())
     for part, known in zip(("normalizer", "pre_tokenizer", "model"), _KINDS, strict=True):
         kind = (about[part] or {}).get("type")
@@ -141,6 +145,7 @@ def word_piece(tokenizer: Any, lower: bool, entries: int, name: str) -> WordPiec
         )
     if model["max_input_chars_per_word"] < 1:
         raise refused(name, "its max_input_chars_per_word is 0", "1 or more is")
+    # List the vocabulary, and check that each token has a vector.
     special = {token["content"]: token["id"] for token in added}
     count = 1 + max((*model["vocab"].values(), *special.values()))
     if count > entries:
@@ -148,9 +153,10 @@ def word_piece(tokenizer: Any, lower: bool, entries: int, name: str) -> WordPiec
             f"{name}: its tokenizer has tokens up to number {count - 1:,}, and its model vectors for {entries:,}: "
             "save the folder again after resize_token_embeddings"
         )
-    words = [f"[unused {number}]" for number in range(entries)]  # no word has a space
+    words = [f"[unused {number}]" for number in range(entries)]  # never found in a text, since no word has a space
     for word, number in model["vocab"].items():
         words[number] = word
+    # Find the characters that each code point becomes.
     normalizer = about["normalizer"]
     if lower:
         normalizer = {"type": "Sequence", "normalizers": [{"type": "Lowercase"}, normalizer]}
@@ -163,7 +169,7 @@ def word_piece(tokenizer: Any, lower: bool, entries: int, name: str) -> WordPiec
 
 
 def _stored(folder: Path, name: str) -> Json | None:
-    """The content of tokenizer.json, of which all keys are known; None without that file."""
+    """Read tokenizer.json, or return None if there is no such file. Raises ModelError for an unknown key."""
     if not (folder / TOKENIZER).is_file():
         return None
     try:
@@ -181,11 +187,12 @@ def _stored(folder: Path, name: str) -> Json | None:
 
 
 def _of_bert(folder: Path, about: Json, stored: Json | None, name: str) -> Any:
-    """The tokenizer that BertTokenizer of transformers builds."""
+    """Build the tokenizer that BertTokenizer of transformers builds."""
     from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
+    # Read the vocabulary.
     options = _options(folder, about, stored, name)
-    named = options.named = {**dict.fromkeys(_NAMED), **_USUAL, **options.named}  # in this order
+    named = options.named = {**dict.fromkeys(_NAMED), **_USUAL, **options.named}  # the order of the keys matters
     if stored is not None:
         kind = stored["model"].get("type", _KINDS[2])
         if kind != _KINDS[2]:
@@ -195,6 +202,7 @@ def _of_bert(folder: Path, about: Json, stored: Json | None, name: str) -> Any:
         model = models.WordPiece.from_file(str(folder / VOCABULARY), unk_token=str(named["unk_token"]))
     else:
         raise ModelError(f"{name} has no {TOKENIZER} and no {VOCABULARY}: download or save the folder again")
+    # Set the steps before the vocabulary is looked up.
     tokenizer: Any = Tokenizer(model)
     tokenizer.normalizer = normalizers.BertNormalizer(
         clean_text=True,
@@ -204,6 +212,7 @@ def _of_bert(folder: Path, about: Json, stored: Json | None, name: str) -> Any:
     )
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     tokenizer.decoder = decoders.WordPiece(prefix="##")
+    # Add the special tokens, and the two that frame a text.
     _add_tokens(tokenizer, options)
     first, last = str(named["cls_token"]), str(named["sep_token"])
     frame = [
@@ -217,21 +226,22 @@ def _of_bert(folder: Path, about: Json, stored: Json | None, name: str) -> Any:
 
 
 def _number(tokenizer: Any, token: str, unknown: object) -> Any:
+    """Return the number of a token, or that of the unknown token if the vocabulary lacks it."""
     number = tokenizer.token_to_id(token)
     return tokenizer.token_to_id(str(unknown)) if number is None else number
 
 
 class _Options:
-    """What the files say of added tokens.
+    """The added tokens that a folder's files list.
 
     Attributes
     ----------
     named : dict of str to str or tokenizers.AddedToken
-        The special tokens that have a role, by its name.
+        The special tokens that have a role, by the name of the role, such as "cls_token".
     others : list of str or tokenizers.AddedToken
-        Special tokens without a role.
+        The special tokens without a role.
     numbered : dict of int to tokenizers.AddedToken
-        Added tokens by the number that they had when they were saved.
+        The added tokens by the numbers that they had when they were saved.
 
     """
 
@@ -240,15 +250,16 @@ class _Options:
 
 
 def _options(folder: Path, about: Json, stored: Json | None, name: str) -> _Options:
-    """Read what `PreTrainedTokenizerBase._from_pretrained` of transformers reads, from the same files."""
+    """Read the added tokens from the files that `PreTrainedTokenizerBase._from_pretrained` of transformers reads."""
     from tokenizers import AddedToken
 
     def token_of(value: Any) -> Any:
-        """A token as the library has it; text stays text."""
+        """Return the library's object for a token that is a dict of its attributes; other values stay the same."""
         if isinstance(value, dict) and value.get("__type") == "AddedToken":
             return AddedToken(**{key: one for key, one in value.items() if key != "__type"})
         return value
 
+    # Collect the special tokens with a role that only this model has.
     about = dict(about)
     if "additional_special_tokens" in about and not about.get("extra_special_tokens"):
         about["extra_special_tokens"] = about.pop("additional_special_tokens")
@@ -260,6 +271,7 @@ def _options(folder: Path, about: Json, stored: Json | None, name: str) -> _Opti
     if isinstance(about.get("extra_special_tokens"), dict):
         roles |= about.pop("extra_special_tokens")
     roles = roles or dict(about.get("model_specific_special_tokens") or {})
+    # Collect the added tokens with their numbers.
     numbered: dict[int, Any] = {}
     if "added_tokens_decoder" in about:
         for number, token in about["added_tokens_decoder"].items():
@@ -268,6 +280,7 @@ def _options(folder: Path, about: Json, stored: Json | None, name: str) -> _Opti
         _read_older_files(folder, about, roles, numbered, name)
         for token in (stored or {}).get("added_tokens", []):
             numbered[token["id"]] = AddedToken(**{key: one for key, one in token.items() if key != "id"})
+    # Make the tokens of all roles, with the attributes of the added tokens of the same text.
     by_content = {str(token): token for token in numbered.values()}
     named = {key: token_of(about.get(key)) for key in _NAMED if key in about}
     named |= {key: token_of(value) for key, value in roles.items()}
@@ -276,6 +289,7 @@ def _options(folder: Path, about: Json, stored: Json | None, name: str) -> _Opti
             raise ModelError(f"{name}: {key} is {value!r:.60}, not a token: save the folder again")
         if key in _NAMED and value is not None:
             named[key] = by_content.get(str(value), value)
+    # Make the special tokens without a role.
     others = about.get("extra_special_tokens", about.get("additional_special_tokens")) or []
     others = [token_of(value) for value in others]
     if not all(isinstance(token, str | AddedToken) for token in others):
@@ -284,17 +298,17 @@ def _options(folder: Path, about: Json, stored: Json | None, name: str) -> _Opti
 
 
 def _read_older_files(folder: Path, about: Json, roles: dict[str, Any], numbered: dict[int, Any], name: str) -> None:
-    """Add what special_tokens_map.json and added_tokens.json say, which older versions wrote.
+    """Add the content of special_tokens_map.json and added_tokens.json, which older versions of transformers wrote.
 
     Parameters
     ----------
     folder : Path
         The folder.
     about, roles, numbered : dict
-        The content of tokenizer_config.json; special tokens of a role that only this model has; and added tokens. More
-        are added to each.
+        The content of tokenizer_config.json; the special tokens with a role that only this model has; and the added
+        tokens by their numbers. The function adds to each of them.
     name : str
-        What the folder is called in messages.
+        The name of the folder in messages.
 
     """
     from tokenizers import AddedToken
@@ -340,7 +354,7 @@ def _add_tokens(tokenizer: Any, options: _Options) -> None:
 
 
 def _check_cut(about: Json, stored: Json | None, name: str) -> None:
-    """Refuse texts that are cut at their beginning, which tokenizer.json can ask for as well."""
+    """Raise ModelError if tokenizer.json cuts texts at their beginning, or if model_input_names lacks a usual input."""
     truncation = (stored or {}).get("truncation")
     if truncation and "truncation_side" not in about and truncation.get("direction") == "Left":
         raise refused(name, f"in {TOKENIZER} the direction of truncation is 'Left'", "only 'Right' is")
@@ -350,7 +364,10 @@ def _check_cut(about: Json, stored: Json | None, name: str) -> None:
 
 
 def _frame(processor: Json | None, name: str) -> tuple[int, int]:
-    """The tokens that begin and end a text. Raises ModelError where there are others, or none."""
+    """Return the numbers of the tokens that begin and end a text.
+
+    Raises ModelError if a text is not framed by exactly one token before it and one after it.
+    """
     kind = (processor or {}).get("type")
     if kind == "BertProcessing":
         assert processor is not None
@@ -371,29 +388,36 @@ def _frame(processor: Json | None, name: str) -> tuple[int, int]:
 
 @lru_cache(maxsize=4)
 def _characters(steps: str) -> tuple[dict[int, list[int]], str]:
-    """What becomes of each code point that does not stay, and the combining marks that stay, by a normalizer and a
-    pre-tokenizer.
+    """Return the code points that each code point becomes, and the combining marks that the normalizer puts in order.
+
+    Code points that stay the same are left out. The order of marks is that of Unicode's normal form NFD.
+
+    steps: the JSON of a normalizer and a pre-tokenizer.
     """
     from tokenizers import Tokenizer, models
 
+    # Build a tokenizer that has only these two steps, and normalize each code point.
     normalizer, pre_tokenizer = json.loads(steps)
     about = json.loads(Tokenizer(models.WordPiece({"": 0}, unk_token="")).to_str())
     tokenizer = Tokenizer.from_str(json.dumps({**about, "normalizer": normalizer, "pre_tokenizer": pre_tokenizer}))
     normalize = tokenizer.normalizer.normalize_str
     normal = {c: normalize(chr(c)) for c in range(0x110000) if c not in _SURROGATES}
+    # Find which characters the pre-tokenizer makes a word of their own, and which it drops as white space.
     results = sorted({*"".join(normal.values())})
     between = "a".join(["", *results, ""])
     pieces = [piece for piece, _ in tokenizer.pre_tokenizer.pre_tokenize_str(between)]
     alone = {piece for piece in pieces if len(piece) == 1} - {"a"}
-    spaces = {*results} - {*"".join(pieces)}  # what the pre-tokenizer leaves out
+    spaces = {*results} - {*"".join(pieces)}
+    # Combine both steps.
     become: dict[int, list[int]] = {}
     for code_point, text in normal.items():
-        is_padded = len(text) > 2 and text[0] == text[-1] == " "  # a Chinese character
-        kept = text[1:-1] if is_padded else text
-        points = [SPACE if c in spaces else ord(c) + ALONE * (is_padded or c in alone) for c in kept]
+        is_padded = len(text) > 2 and text[0] == text[-1] == " "  # a Chinese character, around which spaces are put
+        unpadded = text[1:-1] if is_padded else text
+        points = [SPACE if c in spaces else ord(c) + ALONE * (is_padded or c in alone) for c in unpadded]
         if points != [code_point]:
             become[code_point] = points
+    # Find the marks that the normalizer orders. The library's Unicode version is older than Python's.
     marks = [c for c in results if unicodedata.combining(c)]
     pairs = ((a, b) for a in marks for b in marks if unicodedata.combining(a) > unicodedata.combining(b))
-    ordered = {c for a, b in pairs if normalize(a + b) == b + a for c in (a, b)}  # the library's Unicode is an old one
+    ordered = {c for a, b in pairs if normalize(a + b) == b + a for c in (a, b)}
     return become, "".join(sorted(ordered))

@@ -1,7 +1,7 @@
-"""fastText's own files, `.bin` and `.ftz`: read, checked, and undone of their product quantisation.
+"""The reader of fastText's own files, `.bin` and `.ftz`, which it checks, and whose product quantisation it undoes.
 
-Each size in a file is compared with what is left of it before anything is allocated. A large table that is used as it
-is in the file is mapped: all processes of a machine share its pages.
+The reader compares each size in a file with the number of bytes that are left before it allocates anything. It maps a
+large table that can be used as it is in the file, so that all processes of a machine share its pages.
 """
 
 from __future__ import annotations
@@ -25,25 +25,31 @@ MAGIC = (793_712_314).to_bytes(4, "little")
 _VERSIONS = (11, 12)
 _SUPERVISED = 3
 _FLORET = struct.Struct("<ii11i2iid3i")
-"""The beginning of a file of floret: that of fastText's, but with two more settings, of 1 or a few, after the 11th."""
+"""The beginning of a file of floret: as in fastText's files, but with two more settings after the 11th, which are small
+numbers.
+"""
 
 _LOSSES = {1: "hierarchical softmax", 2: "negative sampling", 3: "softmax", 4: "one-vs-all"}
 _CENTROIDS = 256
 _FOLDED_AT_ONCE = 1 << 22
-"""Values of a matrix."""
+"""The number of values of a table that are folded at once."""
 
 _MAPPED = 128 << 20
-"""Bytes of a table that is mapped. To read rows from there takes up to twice as long as from a copy in integers."""
+"""The size in bytes from which a table is mapped. Rows of a mapped table take up to twice as long to read as those of a
+copy in integers.
+"""
 
 _MOST_DECODED, _MOST_TIMES = 1 << 30, 64
-"""Bytes of a quantised table without its quantisation, or so many times the file's if that is more: 8 are usual."""
+"""The largest size of a table without its quantisation: this many bytes or this many times the size of the file,
+whichever is more. 8 times is usual.
+"""
 
 _BLOCK = 1 << 22
 _LONGEST_WORD = 1 << 24
 
 
 class Read(NamedTuple):
-    """What is in a file.
+    """The content of a file.
 
     Attributes
     ----------
@@ -52,7 +58,7 @@ class Read(NamedTuple):
     model : FastText
         The classifier.
     card : dict
-        What a model's card says of its training.
+        The content of the model's card: its origin and its training.
 
     """
 
@@ -63,16 +69,16 @@ class Read(NamedTuple):
 
 @dataclass(frozen=True)
 class _Quantised:
-    """A matrix whose rows are decoded as they are asked for.
+    """A quantised matrix, whose rows are decoded when they are read.
 
     Attributes
     ----------
     shape : tuple of int
-        Rows and columns.
+        The numbers of rows and columns.
     decoded : callable
-        Returns the rows of a slice.
+        A function that returns the rows of a slice.
     norms : callable or None
-        The same of their norms, where these are apart.
+        A function that returns the norms of the rows of a slice, if they are quantised separately.
 
     """
 
@@ -86,23 +92,26 @@ class _Quantised:
 
 
 class _Bytes:
-    """The rest of a file; each call takes the next bytes. Raises ModelError where there are not so many."""
+    """A reader of a file's values: each call reads the next bytes, and raises ModelError if the file has too few."""
 
     def __init__(self, file: BinaryIO, name: str) -> None:
         self._file, self._size, self.name = file, os.fstat(file.fileno()).st_size, name
 
     def damaged(self, what: str) -> ModelError:
+        """Return the error for a damaged file. what: the damage."""
         return ModelError(f"{self.name}: the file of fastText is damaged or cut off: {what}. Copy or download it again")
 
     @property
     def _left(self) -> int:
+        """The number of bytes that are not read yet."""
         return self._size - self._file.tell()
 
     def values(self, layout: str, what: str) -> tuple[Any, ...]:
-        """Little-endian numbers, as of `struct`."""
+        """Read little-endian numbers. layout: as in `struct`. what: their name in messages."""
         return struct.unpack(f"<{layout}", self.array("u1", struct.calcsize(f"<{layout}"), what).tobytes())
 
     def array(self, dtype: str, count: int, what: str) -> NDArray[Any]:
+        """Read `count` numbers of one dtype. what: their name in messages."""
         size = count * np.dtype(dtype).itemsize
         if not 0 <= size <= self._left:
             raise self.damaged(f"{what} should take {size:,} bytes, and {self._left:,} are left")
@@ -112,8 +121,9 @@ class _Bytes:
         return numbers
 
     def entries(self, count: int) -> tuple[list[bytes], list[int], list[int]]:
-        """The words, counts and kinds of the dictionary's entries. A word ends with a zero byte; its count has eight
-        bytes, its kind one.
+        """Read the words, counts and kinds of the dictionary's entries.
+
+        A word ends with a zero byte; its count, of eight bytes, and its kind, of one byte, follow.
         """
         if not 0 <= 10 * count <= self._left:
             raise self.damaged(f"it has no room for a dictionary of {count:,} entries")
@@ -134,6 +144,7 @@ class _Bytes:
         return words, counts, kinds
 
     def dense(self, what: str) -> Floats:
+        """Read a matrix of fp32, or map a large one. what: its name in messages."""
         rows, columns = self._shape(what)
         size, at = 4 * rows * columns, self._file.tell()
         if not _MAPPED <= size <= self._left:
@@ -143,6 +154,7 @@ class _Bytes:
         return mapped
 
     def quantised(self, what: str) -> _Quantised:
+        """Read a quantised matrix. what: its name in messages."""
         (has_norms,) = self.values("?", what)
         rows, columns = self._shape(what)
         (size,) = self.values("i", what)
@@ -152,22 +164,27 @@ class _Bytes:
         return _Quantised((rows, columns), decoded, norms)
 
     def may_take(self, rows: int, columns: int, what: str) -> None:
-        """Raise ModelError where so many numbers are more than a file of this size has."""
-        size, most = 4 * rows * columns, max(_MOST_DECODED, _MOST_TIMES * self._size)
-        if size > most:
+        """Raise ModelError if a matrix is much larger without its quantisation than a file of this size can have."""
+        size, largest = 4 * rows * columns, max(_MOST_DECODED, _MOST_TIMES * self._size)
+        if size > largest:
             raise ModelError(
                 f"{self.name}: {what} takes {size / (1 << 30):,.1f} GiB without its quantisation, more than "
-                f"{most / (1 << 30):,.1f}, of a file of {self._size:,} bytes: give the model before it was quantised"
+                f"{largest / (1 << 30):,.1f}, of a file of {self._size:,} bytes: give the model before it was quantised"
             )
 
     def _shape(self, what: str) -> tuple[int, int]:
+        """Read the numbers of rows and columns of a matrix."""
         rows, columns = self.values("qq", what)
         if not (0 <= rows < 1 << 40 and 1 <= columns < 1 << 20):
             raise self.damaged(f"{what} has {rows:,} rows and {columns:,} columns")
         return rows, columns
 
     def _decoded(self, codes: NDArray[np.uint8], rows: int, columns: int, what: str) -> Callable[[slice], Floats]:
-        """Each code stands for one of 256 parts of a row; the last part may be shorter."""
+        """Read the centroids of a quantised matrix, and return a function that decodes the rows of a slice.
+
+        Each code is the number of one of 256 centroids, which are the values of a part of a row. The last part of a row
+        may be shorter.
+        """
         dim, parts, width, last = self.values("iiii", what)
         if dim != columns or width < 1 or parts < 1 or (parts - 1) * width + last != dim or not 1 <= last <= width:
             raise self.damaged(f"{what} has {parts} parts of {width} and {last} columns, for rows of {columns}")
@@ -188,26 +205,29 @@ class _Bytes:
         return decoded
 
     def end(self) -> None:
+        """Raise ModelError unless the whole file is read."""
         if self._left:
             raise self.damaged(f"{self._left:,} bytes follow its end")
 
 
 def is_fasttext(path: Path) -> bool:
-    """Whether a file begins as fastText's do. Raises OSError where it cannot be read."""
+    """Whether a file begins as fastText's files do. Raises OSError if it cannot be read."""
     with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
         return stat.S_ISREG(os.fstat(file.fileno()).st_mode) and file.read(len(MAGIC)) == MAGIC
 
 
 def read(path: Path, name: str) -> Read:
-    """Read a model of fastText's. Raises OSError; ModelError for a file that is damaged, or of no classifier."""
+    """Read a fastText classifier. Raises OSError; ModelError if the file is damaged, or contains no classifier."""
     _refuse_floret(path, name)
     with open(path, "rb") as file:
         return _read(_Bytes(file, name))
 
 
 def read_vectors(path: Path) -> tuple[list[str], FastText]:
-    """The words of a file of word vectors or of a classifier, the most frequent first, and a model whose mean row of a
-    word alone is its vector, with those of its subwords. Raises as `read` does.
+    """Read the word vectors of a file, which may contain a classifier.
+
+    Returns the words, the most frequent first, and a model. The model's mean row of a text that is one word is the
+    word's vector, in which its subwords count too. Raises the errors of `read`.
     """
     _refuse_floret(path, str(path))
     with open(path, "rb") as file:
@@ -232,7 +252,12 @@ def _refuse_floret(path: Path, name: str) -> None:
 
 
 def _read(data: _Bytes, is_classifier: bool = True) -> Read:
-    """is_classifier: otherwise the vectors of the words are wanted, of any model."""
+    """Read the content of a file.
+
+    is_classifier: whether the file must contain a classifier. Otherwise only the vectors of its words are read, and the
+    file may contain any model.
+    """
+    # Read and check the settings.
     _, version = data.values("ii", "its beginning")
     if version not in _VERSIONS:
         known = " and ".join(map(str, _VERSIONS))
@@ -250,8 +275,9 @@ def _read(data: _Bytes, is_classifier: bool = True) -> Read:
             f"{data.name}: n-grams of up to {words:,} words and {highest:,} characters: at most {MOST_ORDER} and "
             f"{MOST_SUBWORD} here, as the time to read a text grows with them: train it with less -wordNgrams or -maxn"
         )
-    if version == _VERSIONS[0]:  # which had no subwords
+    if version == _VERSIONS[0]:  # models of this version had no subwords
         highest = 0
+    # Read the dictionary, the table and the output matrix.
     entries, known, labels, _, pruned_count = data.values("3i2q", "its dictionary")
     tokens, counts, kinds = data.entries(entries)
     if known < 0 or labels < 0 or entries != known + labels or kinds != [0] * known + [1] * labels:
@@ -265,23 +291,27 @@ def _read(data: _Bytes, is_classifier: bool = True) -> Read:
     if isinstance(output, _Quantised):
         data.may_take(*output.shape, "its output")
         output = output[:]
+    # Check that these parts fit together.
     if pruned_count >= 0 and not is_quantised:
         raise ModelError(f"{data.name}: is pruned but not quantised: fastText does not read such a file either")
     if is_classifier and not 2 <= labels <= MOST_CLASSES:
         raise ModelError(f"{data.name}: {labels:,} labels; a model has 2 to {MOST_CLASSES:,} here")
     if table.shape[1] != dim or output.shape != (labels if kind == _SUPERVISED else known, dim):
         raise data.damaged(f"a table of {table.shape} and an output of {output.shape}, with {dim} dimensions")
-    if pruned_count == 0:  # no bucket has a row
+    # Make the settings. A pruned model in which no bucket has a row reads no n-grams and no subwords.
+    if pruned_count == 0:
         words, lowest, highest = 1, 0, 0
     characters = (max(lowest, 0), highest) if highest > 0 else (0, 0)
-    if not is_classifier:  # the mark of a text's end is no part of a word
+    if not is_classifier:  # a word's vector must not include the row of the token at a text's end
         tokens, words = [b"" if token == END else token for token in tokens], 1
     settings = Settings(max(words, 1), characters, buckets, _LOSSES[loss])  # type: ignore[arg-type]
-    outputs = output[: labels - 1] if loss == 1 else output  # the tree has a node less
+    # Fold the output matrix into the table, if the table does not grow by that.
+    outputs = output[: labels - 1] if loss == 1 else output  # a tree has one node less than classes
     is_folded = is_classifier and len(outputs) <= dim
     if isinstance(table, _Quantised):
         data.may_take(table.shape[0], len(outputs) if is_folded else dim, "its table")
     rows = _folded(table, outputs) if is_folded else table[:]
+    # Make the model and its card.
     ends = np.cumsum(np.fromiter(map(len, tokens), np.int64, entries))
     dictionary = np.frombuffer(b"".join(tokens), np.uint8), ends
     matrix = None if is_folded or not is_classifier else np.ascontiguousarray(outputs)
@@ -295,7 +325,7 @@ def _read(data: _Bytes, is_classifier: bool = True) -> Read:
 
 
 def _folded(table: Floats | _Quantised, output: Floats) -> Floats:
-    """What each row adds to each class, in float64 until it is rounded."""
+    """Return what each row of the table adds to each class, computed in float64 and rounded to fp32 once."""
     folded = np.empty((table.shape[0], len(output)), np.float32)
     step = max(1, _FOLDED_AT_ONCE // table.shape[1])
     for first in range(0, len(folded), step):
@@ -305,7 +335,7 @@ def _folded(table: Floats | _Quantised, output: Floats) -> Floats:
 
 
 def _names(labels: list[bytes], data: _Bytes) -> tuple[str, ...]:
-    """Without the prefix, where all have the usual one."""
+    """Return the labels as text, without the usual prefix if all of them have it."""
     prefix = LABEL if all(label.startswith(LABEL) and label != LABEL for label in labels) else b""
     try:
         return tuple(label.removeprefix(prefix).decode() for label in labels)

@@ -75,7 +75,10 @@ def _scaled(config: Json, name: str) -> tuple[float, float]:
 
 
 def places_of(config: Json) -> int:
-    """Return the most tokens in a text, for which the model was made. config: the content of config.json."""
+    """Return the largest number of tokens of a text, for which the model was made.
+
+    config: the content of config.json.
+    """
     return int(config.get("max_position_embeddings", _PLACES if config["model_type"] == "gte" else _PLACES_OF_AUTHORS))
 
 

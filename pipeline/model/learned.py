@@ -1,12 +1,12 @@
-"""Which texts a model has learned: a compact set of hashes in its file, by which rows are recognised.
+"""The texts that a model has learned, as a compact set of hashes in its file, by which rows are recognised.
 
-A figure that is measured on rows that a model has learned says how well it remembers them. The name of a file does not
-tell: rows may come in another format, in another order, or only some of them. So a hash of each text is kept: of its
-first characters, as many as the model reads, in lower case, in Unicode's form NFKC, without white space.
+A figure that is measured on rows that a model has learned only says how well the model remembers them. The name of a
+file does not show that: the same rows may come in another format, in another order, or in part. So the model keeps a
+hash of each text: of the characters that the model reads, in lower case, in Unicode's form NFKC, without white space.
 
-Of very many texts only some hashes are kept: those that are small. Whether a hash is small does not depend on the other
-rows, so that any part of the training data is recognised by the share of its rows whose hashes are small (Broder, "On
-the resemblance and containment of documents", 1997).
+A model that has learned very many texts keeps only the small hashes. Whether a hash is small does not depend on other
+rows, so any part of the training data is recognised by those of its rows whose hashes are small (Broder, "On the
+resemblance and containment of documents", 1997).
 """
 
 from __future__ import annotations
@@ -29,24 +29,26 @@ TENSOR = "learned.hashes"
 _BITS = 64
 _SPACES = b" \t\n\r\v\f"
 _MOST_KEPT = 1 << 17
-"""Hashes in a file, at most: one MiB. From half as many on they are kept, however many rows a model has learned."""
+"""The largest number of hashes in a file, which take one MiB. A model that has learned more distinct texts keeps about
+half of this number, or more.
+"""
 
 MOST_HASH_BYTES = _MOST_KEPT * _BITS // 8
 
 
 class About(Struct, frozen=True, forbid_unknown_fields=True):
-    """What a model file says of its hashes.
+    """The metadata of a model file about its hashes.
 
     Attributes
     ----------
     rows : int
         How many rows the model has learned.
     halvings : int
-        How often the range of the hashes was halved: kept are those below 2^(64 - halvings).
+        How often the range of the hashes was halved. The file has the hashes below 2^(64 - halvings).
     reads : int
-        Characters of a text that its hash covers.
+        How many characters of a text its hash covers.
     sha256 : str
-        Of the hashes, as the file has them.
+        The sha256 of the hashes in the file.
 
     """
 
@@ -57,14 +59,15 @@ class About(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class LookedUp(NamedTuple):
-    """Which of N texts are known to be learned, or not to be.
+    """The result of a look-up of N texts: which of them the model has learned.
 
     Attributes
     ----------
     checked : bool [N]
-        Those whose hashes are small enough to be kept: all, unless the model has learned very many rows.
+        Whether the look-up can tell, because the hash is small enough: always, unless the model has learned very many
+        rows.
     learned : bool [N]
-        Those of them that the model has learned.
+        Whether the text was checked and the model has learned it.
 
     """
 
@@ -73,11 +76,11 @@ class LookedUp(NamedTuple):
 
     @property
     def is_other(self) -> NDArray[np.bool_]:
-        """Which of them the model is known not to have learned, [N]."""
+        """Whether each text was checked and the model has not learned it, [N]."""
         return self.checked & ~self.learned
 
     def of(self, rows: NDArray[np.bool_]) -> LookedUp:
-        """What is known of the texts where `rows`, bool [N], is true."""
+        """Return the result for the texts where `rows`, bool [N], is true."""
         return LookedUp(self.checked[rows], self.learned[rows])
 
 
@@ -88,13 +91,13 @@ class LearnedRows:
     Attributes
     ----------
     hashes : uint64 [K]
-        Those that are kept, each once, ascending.
+        The hashes below 2^(64 - halvings), each once, ascending.
     rows : int
         How many rows the model has learned.
     halvings : int
-        Kept are the hashes below 2^(64 - halvings).
+        How often the range of the hashes was halved.
     reads : int
-        Characters of a text that its hash covers.
+        How many characters of a text its hash covers.
 
     """
 
@@ -104,29 +107,29 @@ class LearnedRows:
     reads: int
 
     @classmethod
-    def of(cls, texts: pa.LargeStringArray, reads: int, most: int = _MOST_KEPT) -> LearnedRows:
-        """Those of N texts.
+    def of(cls, texts: pa.LargeStringArray, reads: int, most_hashes: int = _MOST_KEPT) -> LearnedRows:
+        """Hash N texts that a model learns.
 
         Parameters
         ----------
         texts : pyarrow.LargeStringArray
             The texts, [N].
         reads : int
-            How many characters of each the model reads.
-        most : int
-            How many hashes are kept, at most.
+            How many characters of each text the model reads.
+        most_hashes : int
+            The largest number of hashes to keep.
 
         """
         hashes, is_text = _hashes(texts, reads)
         hashes, halvings = np.unique(hashes[is_text]), 0
-        while len(hashes) > most:
+        while len(hashes) > most_hashes:
             halvings += 1
             hashes = hashes[: np.searchsorted(hashes, np.uint64(1 << (_BITS - halvings)))]
         return cls(hashes, len(texts), halvings, reads)
 
     @classmethod
     def of_file(cls, about: About, tensors: dict[str, NDArray[Any]], name: str) -> LearnedRows:
-        """Take the hashes of a model file out of its tensors. Raises ModelError if they are damaged."""
+        """Return the hashes of a model file, and remove them from `tensors`. Raises ModelError if they are damaged."""
         hashes = tensors.pop(TENSOR, np.empty(0))
         if hashes.dtype != np.uint64 or hashes.ndim != 1 or _sha256(hashes) != about.sha256:
             raise ModelError(f"{name}: the hashes of the rows that it has learned are damaged: copy the file again")
@@ -134,11 +137,14 @@ class LearnedRows:
 
     @property
     def about(self) -> About:
-        """What a model file says of them."""
+        """The metadata of a model file about these hashes."""
         return About(self.rows, self.halvings, self.reads, _sha256(self.hashes))
 
     def look_up(self, texts: pa.LargeStringArray) -> LookedUp:
-        """Which of N texts the model has learned. texts: [N], at least as much of each as was hashed."""
+        """Find out which of N texts the model has learned.
+
+        texts: [N], with at least the first `reads` characters of each text.
+        """
         hashes, is_text = _hashes(texts, self.reads)
         checked = (hashes >> np.uint64(_BITS - self.halvings)) == 0 if self.halvings else np.ones(len(hashes), np.bool_)
         place = np.minimum(np.searchsorted(self.hashes, hashes), max(len(self.hashes) - 1, 0))
@@ -147,8 +153,8 @@ class LearnedRows:
 
 
 def _hashes(texts: pa.LargeStringArray, reads: int) -> tuple[NDArray[np.uint64], NDArray[np.bool_]]:
-    """A hash of each of N texts, and which of them are more than white space."""
-    import pyarrow as pa  # both take time to load
+    """Return a hash of each of N texts, [N], and whether the text is more than white space, bool [N]."""
+    import pyarrow as pa  # imported late, since PyArrow takes time to load
     import pyarrow.compute as pc
 
     plain = pc.utf8_lower(pc.utf8_normalize(pc.utf8_slice_codeunits(texts, 0, reads), form="NFKC"))
@@ -158,4 +164,5 @@ def _hashes(texts: pa.LargeStringArray, reads: int) -> tuple[NDArray[np.uint64],
 
 
 def _sha256(hashes: NDArray[np.uint64]) -> str:
+    """Return the sha256 of the hashes in little-endian bytes."""
     return hashlib.sha256(np.ascontiguousarray(hashes, "<u8").tobytes()).hexdigest()

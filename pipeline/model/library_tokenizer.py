@@ -1,4 +1,4 @@
-"""The tokenizer that transformers makes of a folder's files, for tokens that `encoder_tokens` does not make itself."""
+"""The tokenizer that transformers makes from a folder's files, for folders that `encoder_tokens` does not support."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ from .stored_tokenizer import StoredTokenizer
 
 
 class LibraryTokenizer(NamedTuple):
-    """A folder's tokenizer.
+    """The tokenizer of a folder.
 
     Attributes
     ----------
     tokens : StoredTokenizer
         The tokenizer.
-    most : int
-        Tokens of a text that are read, by tokenizer_config.json; very many where it does not say.
+    most_tokens : int
+        The largest number of tokens of a text, from tokenizer_config.json; a huge number if that has none.
     inputs : tuple of str
-        What it gives a model.
+        The names of the inputs that the tokenizer makes for a model.
 
     """
 
     tokens: StoredTokenizer
-    most: int
+    most_tokens: int
     inputs: tuple[str, ...]
 
 
@@ -46,7 +46,10 @@ def is_installed(module: str) -> bool:
 
 @contextmanager
 def said_by_transformers(name: str, what: str) -> Iterator[None]:
-    """Raise ModelError for what the library raises, of any kind, about a part of a folder; keep its warnings quiet."""
+    """Raise ModelError in place of any error of transformers, and silence its warnings.
+
+    name: the name of the folder. what: the part of the folder that transformers loads.
+    """
     logger = logging.getLogger("transformers")
     level = logger.level
     logger.setLevel(logging.ERROR)
@@ -60,21 +63,22 @@ def said_by_transformers(name: str, what: str) -> Iterator[None]:
 
 
 def load(folder: Path, name: str, lower: bool) -> LibraryTokenizer:
-    """The tokenizer of a folder; no code of the folder runs.
+    """Load the tokenizer of a folder, without running code of the folder.
 
-    Raises ModelError where transformers does not load it, or it is a program in Python; UsageError without
-    transformers.
+    Raises ModelError if transformers does not load it, or if it is written in Python, and UsageError if transformers is
+    not installed.
 
     Parameters
     ----------
     folder : Path
         The folder.
     name : str
-        What it is called in messages.
+        The name of the folder in messages.
     lower : bool
-        Whether texts are made lower case first.
+        Whether to lower texts first.
 
     """
+    # Load it with transformers.
     if not is_installed("transformers"):
         what = f"transformers makes the tokenizer of {name}, once, when its folder is read, and is not installed"
         raise UsageError(f"{what}: {install('torch')}")
@@ -85,6 +89,7 @@ def load(folder: Path, name: str, lower: bool) -> LibraryTokenizer:
     if not tokenizer.is_fast:
         what = f"its tokenizer, {type(tokenizer).__name__}, is a program in Python"
         raise refused(name, what, "those that the library tokenizers computes are")
+    # Adapt its JSON, and store that.
     about: dict[str, Any] = json.loads(tokenizer.backend_tokenizer.to_str())
     if lower:
         steps = [{"type": "Lowercase"}, *([about["normalizer"]] if about["normalizer"] else [])]

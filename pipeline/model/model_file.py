@@ -1,11 +1,11 @@
-"""The files of a model: safetensors, the sidecar of a params.bin, what comes with the package, and repositories of the
-Hugging Face Hub.
+"""The files of a model: safetensors files, the sidecar of a params.bin, the models that come with the package, and
+repositories of the Hugging Face Hub.
 
-A safetensors file has tensors, and metadata in which each value is JSON text.
+A safetensors file contains tensors, and metadata in which each value is JSON text.
 
-`features` in the metadata names the values beside those of version 1 that decide what a model computes, or say what a
-tensor is. A reader refuses a feature that it does not know, so a later one needs no new version. Files of version 1
-have none.
+`features` in the metadata lists the optional metadata values that the file uses: those that version 1 of the format did
+not have, and that decide what the model computes or describe a tensor. A reader refuses a file with a feature that it
+does not know, so a new feature needs no new version of the format. Files of version 1 have no features.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ FEATURES = (
 _FIRST_FORMAT = "broadsheet-charcnn/1"
 MOST_HEADER_BYTES = 4 << 20
 TOKENIZER, MOST_TOKENIZER_BYTES = "preparation.tokenizer", 64 << 20
-"""The tensor of bytes that is a tokenizer.json, and how many it has at most."""
+"""The name of the tensor that holds the bytes of a tokenizer.json, and its largest size in bytes."""
 
 _CHECKSUM = "checksum"
 _DEEPEST = 50
@@ -56,14 +56,15 @@ _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 class ActivationScales(Struct, frozen=True):
-    """The scales of a model's 8-bit activations, found on texts like those that the model will read.
+    """The scales of a model's 8-bit activations, measured on texts like those that the model will read.
 
     Attributes
     ----------
     steps : dict of str to float
-        By the name of a convolution: what one step of its input stands for, which is a number from 0 to 255.
+        For each convolution, by its name: the float value of one step of its quantised input, which is a number from 0
+        to 255.
     found_on : str
-        sha256 of the texts on which the steps were found, and of how.
+        The sha256 of the texts on which the steps were measured, and of the way in which they were measured.
 
     """
 
@@ -71,7 +72,7 @@ class ActivationScales(Struct, frozen=True):
     found_on: Annotated[str, Meta(pattern="^[0-9a-f]{64}$")] = msgspec.field(name="calibration")
 
     def check(self, layers: Iterable[str], model: str) -> None:
-        """Raise ModelError unless there is a usable step for each of these layers, and for no other."""
+        """Raise ModelError unless each of these layers, and no other layer, has a usable step."""
         if set(self.steps) != set(layers):
             raise ModelError(f"{model}: its activation scales are not those of {', '.join(layers)}")
         for layer, step in self.steps.items():
@@ -82,11 +83,11 @@ class ActivationScales(Struct, frozen=True):
 
 
 _LEAST, _MOST = 1e-20, 1e20
-"""Beyond them, a product of scales might leave the range of fp32."""
+"""The limits of a step. Beyond them, a product of scales might leave the range of fp32."""
 
 
 class About(Struct):
-    """The metadata that gives the tensors their meaning."""
+    """The metadata of a model file that gives the tensors their meaning. `Model` describes each field."""
 
     alphabet: str
     classes: tuple[str, ...]
@@ -113,41 +114,46 @@ _OF_EVERY_VERSION = [field for field in About.__struct_fields__ if field not in 
 
 
 class Record(Struct, frozen=True):
-    """What a file says of its own content, to be compared with it.
+    """What a file states about its own content, by which a reader notices damage.
 
-    expected: the checksum in the metadata, None in files written before there was one. values: of the metadata, which
-    the checksum covers.
+    expected: the checksum in the metadata, or None in a file from before checksums were written. values: the values of
+    the metadata, which the checksum covers.
     """
 
     expected: str | None
     values: dict[str, str]
 
     def is_damaged(self, digest: str) -> bool:
-        """Whether the file is not as it was written. digest: that of the model in it."""
+        """Whether the file differs from what was written. digest: the digest of the model that the file contains."""
         return self.expected is not None and self.expected != _checksum(self.values, digest)
 
 
 class _Header(Struct, rename={"metadata": "__metadata__"}):
-    """What comes before the tensors; where they lie is left to the library."""
+    """The header of a safetensors file, without the tensors' positions, which the safetensors library reads."""
 
     metadata: dict[str, str] = {}
 
 
-def read_file(path: Path, most: int) -> bytes:
-    """A file of up to `most` bytes. Raises OSError; ModelError for a larger one, or where it is not a regular file."""
-    with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:  # a FIFO would wait
+def read_file(path: Path, most_bytes: int) -> bytes:
+    """Read a file of up to `most_bytes` bytes.
+
+    Raises OSError; ModelError for a larger file, or for a path that is not a regular file.
+    """
+    # Without O_NONBLOCK, opening a FIFO would wait for a writer.
+    with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
         about = os.fstat(file.fileno())
         if not stat.S_ISREG(about.st_mode):
             raise ModelError(f"{path} is not a regular file")
-        if about.st_size > most:
-            raise ModelError(f"{path} has {about.st_size:,} bytes, more than any model of this kind ({most:,})")
+        if about.st_size > most_bytes:
+            raise ModelError(f"{path} has {about.st_size:,} bytes, more than any model of this kind ({most_bytes:,})")
         return file.read(about.st_size)
 
 
 def read_model_file(path: Path) -> bytes:
-    """The bytes of a model file or params.bin.
+    """Read the bytes of a model file or params.bin.
 
-    Raises OSError or ValueError where there is no such file; ModelError where it is none, or larger than any model.
+    Raises OSError or ValueError if there is no such file; ModelError if the path is not a regular file, or the file is
+    larger than any model.
     """
     largest = 4 * parameter_count(MAX_SYMBOLS, CLASSES[1], LENGTHS[1]) + MOST_HEADER_BYTES
     largest += MOST_TABLE_BYTES + MOST_BYTES + MOST_TOKENIZER_BYTES + MOST_HASH_BYTES
@@ -155,44 +161,52 @@ def read_model_file(path: Path) -> bytes:
 
 
 def branch_of(about: About, tensors: dict[str, NDArray[Any]], name: str) -> NGrams | FastText | None:
-    """What a model has beside its network, or in its place; its tensors are taken out of `tensors`."""
+    """Return the n-grams or the fastText table of a model file, and remove their tensors from `tensors`.
+
+    None for a model that has neither. A table of n-grams stands beside a network or replaces it; a fastText table
+    always replaces it.
+    """
     if about.fasttext is not None:
         return FastText.of_file(about.fasttext, tensors, name)
     return None if about.ngrams is None else NGrams.of_file(about.ngrams, tensors, name)
 
 
 def encoder_of(about: About, tensors: dict[str, NDArray[Any]], name: str) -> Encoder | TorchEncoder | None:
-    """The encoder of a model; its tensors are taken out of `tensors`."""
+    """Return the encoder of a model file, or None, and remove its tensors from `tensors`."""
     if about.torch_encoder is not None:
         return TorchEncoder.of_file(about.torch_encoder, tensors, name)
     return None if about.encoder is None else Encoder.of_file(about.encoder, tensors, name)
 
 
 def encode(tensors: Mapping[str, NDArray[Any]], about: About, layers: list[dict[str, Any]], digest: str) -> bytes:
-    """The file; the same values always give the same bytes. layers: a description for people and other programs.
-    digest: of the model. A checksum of it and of the metadata is written too, by which damage is noticed.
+    """Return the bytes of a model file. The same values always give the same bytes.
 
-    Raises ModelError for a card that is too large, or that JSON cannot hold.
+    layers: a description of the layers for people and other programs. digest: the digest of the model. The file also
+    gets a checksum of the digest and the metadata, by which a reader notices damage.
+
+    Raises ModelError for a card that is too large, or that JSON cannot represent.
     """
+    # Collect the metadata, and add the checksum that covers it.
     of_model = {name: value for name, value in msgspec.to_builtins(about).items() if value is not None}
     features = [name for name in FEATURES if name in of_model]
     values = {"format": FORMAT, "features": features, "layers": layers, **of_model}
     metadata = {name: _json(value) for name, value in values.items()}
     metadata[_CHECKSUM] = _json(_checksum(metadata, digest))
+    # Let the library write the file, then replace its header.
     file = safetensors.numpy.save(dict(tensors), metadata)
     size = int.from_bytes(file[:8], "little")
     header = json.loads(file[8 : 8 + size])
-    # The library writes the metadata in random order, and a model should be one file.
+    # Sort the metadata, which the library writes in random order: the same model must always give the same file.
     header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
     text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)  # tensors begin at a multiple of eight bytes
+    text += b" " * (-len(text) % 8)  # the tensors begin at a multiple of eight bytes
     if len(text) > MOST_HEADER_BYTES:
         raise ModelError(f"the metadata has {len(text):,} bytes, more than {MOST_HEADER_BYTES:,}: shorten the card")
     return len(text).to_bytes(8, "little") + text + file[8 + size :]
 
 
 def _checksum(metadata: Mapping[str, str], digest: str) -> str:
-    """A checksum of the metadata's values, and of the model's digest, which covers the tensors."""
+    """Return a checksum of the metadata's values and the model's digest, which covers the tensors."""
     values = sorted((name, value) for name, value in metadata.items() if name != _CHECKSUM)
     return hashlib.sha256(json.dumps([digest, values]).encode()).hexdigest()
 
@@ -202,22 +216,23 @@ def _json(value: Any) -> str:
         text = json.dumps(value, ensure_ascii=False, allow_nan=False)
     except (ValueError, TypeError, RecursionError) as error:
         raise ModelError(f"the card of a model holds JSON values: {error}") from error
-    # A lone surrogate stands for a byte of a file name that is not UTF-8; no reader of the file could take it.
+    # Spell out a lone surrogate (a byte of a file name that is not UTF-8), since no reader could decode it.
     return _SURROGATE.sub(lambda match: f"\\\\u{ord(match[0]):04x}", text)
 
 
 def decode(data: bytes, name: str) -> tuple[dict[str, NDArray[Any]], About, Record]:
-    """Tensors and metadata of a file, and what it says of them. Raises ModelError, whatever the bytes.
+    """Return the tensors and the metadata of a file, and its record, with which `Record.is_damaged` compares them.
 
-    Neither the tensors' shapes nor the checksum are checked yet.
+    Raises ModelError for bytes that are not a model file, whatever they are. The caller still has to check the shapes
+    of the tensors and the checksum.
     """
     size = int.from_bytes(data[:8], "little")
     if size > MOST_HEADER_BYTES:
         raise ModelError(f"{name}: not a safetensors file of a model (it claims a header of {size:,} bytes)")
-    with _damage_told(f"{name}: not a safetensors file of fp32, fp16 or integer tensors"):
+    with _damage_as_model_error(f"{name}: not a safetensors file of fp32, fp16 or integer tensors"):
         header = msgspec.json.decode(data[8 : 8 + size], type=_Header)
         tensors = safetensors.numpy.load(data)
-    with _damage_told(f"{name}: its metadata is damaged"):
+    with _damage_as_model_error(f"{name}: its metadata is damaged"):
         features = _features(header.metadata, name)
         known = [*features, *(field for field in _OF_EVERY_VERSION if field in header.metadata)]
         about = msgspec.convert({field: msgspec.json.decode(header.metadata[field]) for field in known}, About)
@@ -228,7 +243,7 @@ def decode(data: bytes, name: str) -> tuple[dict[str, NDArray[Any]], About, Reco
 
 
 def _features(metadata: Mapping[str, str], name: str) -> list[str]:
-    """The features of a file. Raises ModelError for one that is unknown, and for an unknown format."""
+    """Return the names of a file's features. Raises ModelError for an unknown feature or an unknown format."""
     kind = msgspec.json.decode(metadata.get("format", "null"))
     if kind == _FIRST_FORMAT:
         return []
@@ -242,12 +257,14 @@ def _features(metadata: Mapping[str, str], name: str) -> list[str]:
 
 
 def _depth(value: Any) -> int:
+    """Return how deep lists and dicts are nested: 1 for a plain value."""
     inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
     return 1 + max(map(_depth, inner), default=0)
 
 
 @contextmanager
-def _damage_told(what: str) -> Iterator[None]:
+def _damage_as_model_error(what: str) -> Iterator[None]:
+    """Raise ModelError, which begins with `what`, in place of the errors that a damaged file causes."""
     try:
         yield
     except (safetensors.SafetensorError, ValueError, KeyError, RecursionError) as error:
@@ -255,9 +272,9 @@ def _damage_told(what: str) -> Iterator[None]:
 
 
 class Sidecar(Struct, frozen=True, kw_only=True):
-    """The file next to a params.bin for what that has no place for: class names, alphabet, frame, card.
+    """The JSON file next to a params.bin, for what a params.bin cannot hold: class names, alphabet, frame and card.
 
-    sha256: of the parameter file that it belongs to. Version 1 knew no frame but the dense one.
+    sha256: the sha256 of the parameter file that the sidecar belongs to. Version 1 had only the dense frame.
     """
 
     format: Literal["broadsheet-params/1", "broadsheet-params/2"] = "broadsheet-params/2"
@@ -269,14 +286,14 @@ class Sidecar(Struct, frozen=True, kw_only=True):
 
 
 def sidecar_path(params: Path) -> Path:
-    """The sidecar's path: that of the parameter file, and `.json`."""
+    """Return the sidecar's path: the path of the parameter file with `.json` appended."""
     return params.with_name(f"{params.name}.json")
 
 
 def read_sidecar(params: Path, data: bytes) -> Sidecar | None:
-    """The sidecar of a parameter file with this content; None where there is none.
+    """Read the sidecar of a parameter file. data: the content of the parameter file.
 
-    Raises ModelError where it is damaged, or belongs to another parameter file.
+    Returns None if there is no sidecar. Raises ModelError if it is damaged, or belongs to another parameter file.
     """
     path = sidecar_path(params)
     try:
@@ -294,7 +311,7 @@ def read_sidecar(params: Path, data: bytes) -> Sidecar | None:
 
 
 def sidecar_json(alphabet: str, classes: list[str], frame: Frame, card: dict[str, Any], data: bytes) -> bytes:
-    """The content of the sidecar of a parameter file.
+    """Return the content of the sidecar of a parameter file.
 
     Parameters
     ----------
@@ -303,7 +320,7 @@ def sidecar_json(alphabet: str, classes: list[str], frame: Frame, card: dict[str
     classes : list of str
         The names of the classes.
     frame : Frame
-        Whether what follows a text's end counts.
+        How the model treats positions after the end of a text, as in `Model.frame`.
     card : dict
         The model's card.
     data : bytes
@@ -317,21 +334,21 @@ def sidecar_json(alphabet: str, classes: list[str], frame: Frame, card: dict[str
 
 HUB = "hf://"
 HUB_FILE = "model.safetensors"
-"""The model in a repository."""
+"""The name of the model file in a repository."""
 
 SHARDS = "model.safetensors.index.json"
-"""What names the files of weights, where there are several."""
+"""The name of the index that lists the files of weights, in a repository that has several."""
 
 
 class Fetched(NamedTuple):
-    """A file in the cache, and its name, which contains the commit."""
+    """A file or folder in the cache, and the name of the model, which contains the commit."""
 
     path: Path
     name: str
 
 
 def repository_of(url: str) -> tuple[str, str | None]:
-    """The repository and the revision, if one is named. Raises UsageError for anything else."""
+    """Split an ``hf://`` URL into the repository and the revision, None if the URL has none. Raises UsageError."""
     repository, _, revision = url.removeprefix(HUB).partition("@")
     if repository.count("/") != 1 or not all(repository.split("/")) or url.endswith("@"):
         raise UsageError(
@@ -341,34 +358,39 @@ def repository_of(url: str) -> tuple[str, str | None]:
 
 
 def fetch_from_hub(url: str, others: Sequence[str]) -> Fetched:
-    """Download a model, or find it in the cache of huggingface_hub, without which UsageError is raised.
+    """Download a model, or find it in the cache of huggingface_hub.
 
-    others: what is fetched too where the file is none of ours; the path is then that of the folder.
+    others: patterns of the files to fetch as well if the repository's model.safetensors is no model file of Broadsheet.
+    The returned path is then the folder, else the file.
 
-    Raises ModelError where the repository, the revision or the file is not there, or the Hub is out of reach and the
-    cache lacks it.
+    Raises UsageError if huggingface_hub is not installed; ModelError if the repository, the revision or the file does
+    not exist, or if the Hub cannot be reached and the cache lacks the file.
     """
     repository, revision = repository_of(url)
+    # Import here: the package is optional.
     try:
         from huggingface_hub import hf_hub_download, snapshot_download
         from huggingface_hub.errors import EntryNotFoundError
     except ImportError as error:
         raise UsageError(f"huggingface_hub is not installed: {install('hub')}") from error
+    # Fetch the file of weights, or the index of a large encoder, whose weights are in several files.
     try:
         try:
             path = Path(hf_hub_download(repository, HUB_FILE, revision=revision, library_name="broadsheet"))
-        except EntryNotFoundError:  # the weights of a large encoder are in several files
+        except EntryNotFoundError:
             path = Path(hf_hub_download(repository, SHARDS, revision=revision, library_name="broadsheet"))
         folder = path.parent
+        # Fetch the rest of the folder of an encoder that transformers saved.
         if path.name == SHARDS or not _is_ours(path):
             path = Path(snapshot_download(repository, revision=revision, allow_patterns=[*others]))
-    except Exception as error:  # of HTTP, the name or the cache, each of another library
+    except Exception as error:  # errors of HTTP, of the name and of the cache come from different libraries
         reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
         raise ModelError(f"{url}: no {HUB_FILE} is to be had there: {reason[:200]}") from error
     return Fetched(path, f"{HUB}{repository}@{folder.name}")
 
 
 def _is_ours(path: Path) -> bool:
+    """Whether a safetensors file is a model file of Broadsheet."""
     with open(path, "rb") as file:
         size = int.from_bytes(file.read(8), "little")
         return FORMAT.rpartition("/")[0].encode() in file.read(min(size, MOST_HEADER_BYTES))
@@ -380,9 +402,9 @@ class Shipped(NamedTuple):
     Attributes
     ----------
     file : str
-        Its file's name.
+        The name of its file.
     digest : str
-        The digest of the model that belongs there.
+        The digest of the model that the file must contain.
 
     """
 
@@ -395,7 +417,7 @@ SHIPPED = {
 }
 
 COLUMNS_CARD = "columns"
-"""The key of a model's card under which it has the columns that it learned from."""
+"""The key of a model's card under which the card has the columns that the model learned from."""
 
 MEANT_FOR = "meant for"
-"""The key of a card that says for which texts a model is."""
+"""The key of a model's card under which the card says which texts the model is meant for."""

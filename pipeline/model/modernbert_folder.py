@@ -1,7 +1,7 @@
-"""Reads the settings and weights of ModernBERT and its kin, mmBERT and Ettin, from their folders.
+"""Reads the settings and weights of ModernBERT, mmBERT and Ettin from their folders.
 
-transformers gives the weights the same names in all of them. Before version 5, config.json had keys of its own for the
-bases of rotary embeddings, and one number for the kinds of layers.
+transformers gives the weights the same names in all of them. Before version 5, config.json had a key for each base of
+rotary embeddings, and one number for the kinds of layers.
 """
 
 from __future__ import annotations
@@ -52,6 +52,7 @@ def rotary_of(config: Json, layers: int, name: str) -> tuple[Rotary, ...]:
 
 
 def _base(config: Json, kind: str, name: str) -> float:
+    """Return the base of the rotary embeddings of one kind of layer."""
     parameters = config.get("rope_parameters") or {}
     if unknown := {*parameters} - {*_KINDS}:
         raise refused(name, f"its rope_parameters have {sorted(unknown)[0]!r:.40}", f"{' and '.join(_KINDS)} are")
@@ -93,7 +94,7 @@ def weights_of(stored: Any, config: Json, layers: int) -> dict[str, Tensor]:
     add("final", "final_norm", of_norms)
     for layer in range(layers):
         theirs = f"layers.{layer}"
-        if layer > 0:  # the first layer reads what "norm" leaves
+        if layer > 0:  # the first layer reads the output of "norm"
             add(f"{layer}.norm1", f"{theirs}.attn_norm", of_norms)
         add(f"{layer}.norm2", f"{theirs}.mlp_norm", of_norms)
         add(f"{layer}.queries", f"{theirs}.attn.Wqkv", of_attention)
@@ -126,7 +127,7 @@ class HeadSettings(NamedTuple):
 def head_of(config: Json, name: str) -> HeadSettings:
     """Return the settings of a head. Raises ModelError for a setting that is unknown here.
 
-    name: the name of the folder in messages.
+    config: the content of config.json. name: the name of the folder in messages.
     """
     pooling, activation = config.get("classifier_pooling", "cls"), config.get("classifier_activation", "gelu")
     if pooling not in ("cls", "mean"):

@@ -1,25 +1,29 @@
-"""The wide branch beside the network, in NumPy: the specification of its kernel, and the CPU backend of it.
+"""The branch of n-grams beside the network, in NumPy: the specification of its kernel, and its CPU backend.
 
-A text has n-grams of words and n-grams of characters. Each is hashed to a bucket, and a bucket has a row in a table of
-integers: a weight for each class, and the square of its own importance (in a TF-IDF model, of the inverse document
-frequency). A bucket that t n-grams of one kind fall into, of whatever n, counts b times, where b is the number of
-binary digits of t: 1, 2, 2, 3, 3, 3, 3, 4, ... Over the buckets of one kind, that kind gives class c
+A text has n-grams of two kinds: of words and of characters. Each n-gram is hashed to a bucket. A bucket has a row in a
+table of integers: a weight for each class, and the square of the bucket's importance (in a TF-IDF model, of the inverse
+document frequency). A bucket into which t n-grams of one kind fall, whatever their n, counts b times, where b is the
+number of binary digits of t: 1, 2, 2, 3, 3, 3, 3, 4, ... Summed over the buckets of one kind, the logit of class c is
 
     scale[c] * sum of b * weight for c / sqrt(sum of b² * square)
 
-or 0 where the sum of squares is 0. Both kinds are added to the network's logits. `NGrams.of_weights` makes the table of
-a linear model on TF-IDF, each kind with an L2 norm of its own. b takes the place of 1 + log(t), which is usual there:
-in long texts, words that occur often would outweigh all others. So that it needs no second pass, a kernel may add the
-weights at the 1st, 2nd, 4th, 8th, ... n-gram of a bucket, and the square 1, 3, 5, 7, ... times.
+or 0 where the sum of squares is 0. The logits of both kinds are added to those of the network. `NGrams.of_weights`
+makes the table of a linear model on TF-IDF features, in which each kind has an L2 norm of its own. b replaces the usual
+1 + log(t), with which words that occur often would outweigh all others in long texts. To need no second pass, a kernel
+may add the weights at the 1st, 2nd, 4th, 8th, ... n-gram of a bucket, and the square 1, 3, 5, 7, ... times.
 
-Sums are exact in 32 bits, so their order does not matter. The rest is a product, a root, a quotient and a sum of fp32,
-each rounded by IEEE 754, so every backend gives the same bits.
+Sums are exact in 32 bits, so their order does not matter. The remaining operations are a product, a root, a quotient
+and a sum in fp32, each rounded by IEEE 754, so every backend gives the same bits.
 
-Text is read as characters, as `alphabet.encode` reads it, each as one symbol of 16 bits: its code point after a simple
-lower-casing; 0x20 for every white space and control character; 0xD800 with the lower 11 bits of the code point beyond
-the first plane, and with the byte itself for a byte that is not UTF-8. A word is a run of symbols that are letters,
-digits or underscores. An n-gram of characters is n neighbouring symbols with no white space but in the first or the
-last place, where there is one before the text and after it too.
+Text is read as characters, as `alphabet.encode` reads it. Each character becomes one symbol of 16 bits:
+
+- 0x20 for white space and control characters
+- 0xD800 | the lower 11 bits of the code point, for a character beyond the first plane
+- 0xD800 | the byte, for a byte that is not UTF-8
+- else the code point, after a simple lower-casing
+
+A word is a run of symbols that are letters, digits or underscores. An n-gram of characters is n neighbouring symbols,
+of which only the first and the last may be white space. Each text counts as if white space came before and after it.
 """
 
 from __future__ import annotations
@@ -42,33 +46,39 @@ Offsets = NDArray[np.int64]
 _Hashed = tuple[Hashes, Offsets]
 
 TABLE, SCALE = "ngrams.table", "ngrams.scale"
-"""Its tensors in a model file."""
+"""The names of the branch's tensors in a model file."""
 
 MOST_READ = 16_384
-"""Characters. With so many, and FEW_ORDERS orders, a sum of 16-bit rows stays within 32 bits."""
+"""The largest number of characters to read. With it, and FEW_ORDERS orders, a sum of 16-bit rows fits into 32 bits."""
 
 FEW_ORDERS = 4
+"""The largest number of different n of one model's n-grams of characters."""
+
 LARGEST_ORDER = 8
+"""The largest n of n-grams of characters."""
+
 BITS = (8, 22)
+"""The limits of `NGrams.bits`."""
+
 MOST_TABLE_BYTES = 256 << 20
 LARGEST_WEIGHT = 32_767
 LARGEST_SQUARE = 14_563
-"""Four ninths of LARGEST_WEIGHT, since b² is at most nine quarters of t."""
+"""The largest square in a table: four ninths of LARGEST_WEIGHT, since b² is at most nine quarters of t."""
 
 _LARGEST_SCALE = 1e20
 """The largest scale with which no score overflows."""
 
 _LEAST = 1e-30
-"""What stands in for the largest weight where all are zero."""
+"""The value that replaces the largest weight if all weights are zero, to avoid a division by zero."""
 
 SPACE = 0x20
 BEYOND = 0xD800
-"""Symbols from here to 0xDFFF stand for no code point: UTF-8 has none of these."""
+"""The first of the symbols, up to 0xDFFF, that are no code point themselves: UTF-8 cannot encode these code points."""
 
 _BATCH_BYTES, _BATCH_VALUES = 1 << 17, 1 << 24
-_TILE, _TILES_BYTES = 32, 1 << 21  # rows of a text's n-grams that are added at once; of tiles that fit into a cache
+_TILE, _TILES_BYTES = 32, 1 << 21  # rows that are added at once; bytes of the tiles that fit into a cache together
 
-# First symbol, last symbol, and what is added to it.
+# Ranges of capitals: the first symbol, the last one, and the distance to the lower-case letter.
 _CAPITALS = (
     (0x41, 0x5A, 32), (0xC0, 0xD6, 32), (0xD8, 0xDE, 32), (0x391, 0x3A9, 32), (0x400, 0x40F, 80), (0x410, 0x42F, 32),
 )  # fmt: skip
@@ -80,18 +90,23 @@ _LETTERS = (
 
 
 class Script(NamedTuple):
-    """symbols: uint16 [65536], of code points. letters: uint32 [2048], a bit for each symbol that a word may hold."""
+    """The tables by which a kernel reads characters.
+
+    symbols: uint16 [65536], the symbol of each code point of the first plane. letters: uint32 [2048], a bit for each
+    symbol, which is set if words may contain the symbol.
+    """
 
     symbols: NDArray[np.uint16]
     letters: NDArray[np.uint32]
 
 
 def script() -> Script:
-    """What characters are to a kernel."""
+    """Return the tables by which a kernel reads characters."""
     return Script(_SYMBOLS, np.packbits(_IS_LETTER, bitorder="little").view("<u4"))
 
 
 def _tables() -> tuple[NDArray[np.uint16], NDArray[np.bool_]]:
+    """Return the symbol of each code point of the first plane, and whether each symbol is part of words; [65536]."""
     symbols = np.arange(1 << 16, dtype=np.uint16)
     for first, last, distance in _CAPITALS:
         symbols[first : last + 1] += np.uint16(distance)
@@ -105,20 +120,20 @@ def _tables() -> tuple[NDArray[np.uint16], NDArray[np.bool_]]:
 
 _SYMBOLS, _IS_LETTER = _tables()
 
-# The hash, in unsigned arithmetic of 32 bits.
+# The constants of the hash, which is computed in unsigned arithmetic of 32 bits.
 _MULTIPLIER = np.uint32(0x9E3779B1)
 _OF_CHARACTERS, _OF_WORDS = np.uint32(0x3C6EF372), np.uint32(0xBB67AE85)
 
 
 def _step(state: Hashes, symbol: Hashes | NDArray[np.uint16]) -> Hashes:
-    """A hash and one more symbol."""
+    """Return the hashes of n-grams that are extended by one symbol each, or by the hash of a word."""
     state = (state ^ symbol) * _MULTIPLIER
     state ^= state >> np.uint32(15)
     return state
 
 
 def _buckets(hashes: Hashes, bits: int) -> NDArray[np.uint32]:
-    """The upper `bits` of hashes that are mixed once more, as MurmurHash3 ends (https://github.com/aappleby/smhasher)."""
+    """Return the upper `bits` of hashes after the final mix of MurmurHash3 (https://github.com/aappleby/smhasher)."""
     mixed = hashes ^ (hashes >> np.uint32(16))
     mixed *= np.uint32(0x85EBCA6B)
     mixed ^= mixed >> np.uint32(13)
@@ -128,18 +143,18 @@ def _buckets(hashes: Hashes, bits: int) -> NDArray[np.uint32]:
 
 
 class Kinds(Struct, frozen=True, forbid_unknown_fields=True):
-    """Which n-grams there are.
+    """The kinds of n-grams that a model uses.
 
     Attributes
     ----------
     words : int
-        Words of the longest n-gram of words: 0 for none, 1, or 2.
+        The number of words of the longest n-gram of words: 0 for no such n-grams, 1, or 2.
     characters : tuple of int
-        Characters of the shortest and of the longest n-gram of characters; (0, 0) for none.
+        The number of characters of the shortest and of the longest n-gram of characters; (0, 0) for no such n-grams.
     reads : int
-        Characters at the beginning of a text in which they are looked for.
+        How many characters at the beginning of a text are read.
     hash : str
-        The name of what this module does from bytes to buckets.
+        The name of the method by which this module turns bytes into buckets.
 
     """
 
@@ -149,7 +164,7 @@ class Kinds(Struct, frozen=True, forbid_unknown_fields=True):
     hash: Literal["16-bit symbols/1"] = "16-bit symbols/1"
 
     def check(self, model: str) -> None:
-        """Raise ModelError for orders that no kernel computes."""
+        """Raise ModelError for lengths of n-grams that no kernel computes."""
         low, high = self.characters
         some = 1 <= low <= high <= LARGEST_ORDER and high - low < FEW_ORDERS
         if not (some or (low, high) == (0, 0)) or not (self.words or high):
@@ -157,30 +172,33 @@ class Kinds(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Grams(NamedTuple):
-    """The n-grams of N texts, of one kind and one n. buckets: uint32 [G]. offsets: int64 [N + 1], ascending."""
+    """The n-grams of N texts, of one kind and one n.
+
+    buckets: uint32 [G], the bucket of each n-gram. offsets: int64 [N + 1], where each text's n-grams begin.
+    """
 
     buckets: NDArray[np.uint32]
     offsets: Offsets
 
 
 class FoundGrams(NamedTuple):
-    """The n-grams of N texts, one Grams for each n."""
+    """The n-grams of N texts of both kinds, with one `Grams` for each n."""
 
     words: list[Grams]
     characters: list[Grams]
 
 
 class CountedBuckets(NamedTuple):
-    """The buckets of N texts, B in all.
+    """The distinct buckets of each of N texts, B in all.
 
     Attributes
     ----------
     buckets : uint32 [B]
-        Their numbers, in ascending order within each text.
+        The numbers of the buckets, in ascending order within each text.
     times : int32 [B]
-        The number `b` above: how much each counts.
+        How often each bucket counts: b in this module's docstring.
     offsets : int64 [N + 1]
-        Where the buckets of each text begin, and where those of the last end.
+        Where the buckets of each text begin, and where those of the last text end.
 
     """
 
@@ -191,17 +209,17 @@ class CountedBuckets(NamedTuple):
 
 @dataclass(frozen=True)
 class NGrams:
-    """The branch of a model; immutable.
+    """The branch of n-grams of a model; immutable.
 
     Attributes
     ----------
     kinds : Kinds
-        Which n-grams there are.
+        The kinds of n-grams that the branch uses.
     table : int16 [buckets, classes + 1]
-        Of each bucket the weights of the classes, then the square of its importance. The number of buckets is a power
-        of two, from 2^8 to 2^22.
+        For each bucket, the weights of the classes, then the square of the bucket's importance. The number of buckets
+        is a power of two, from 2^8 to 2^22.
     scale : float32 [2, classes]
-        What one step of a weight stands for: of words, then of characters.
+        The value of one step of a weight: for words, then for characters.
 
     Examples
     --------
@@ -219,21 +237,27 @@ class NGrams:
 
     @classmethod
     def of_file(cls, kinds: Kinds, tensors: dict[str, NDArray[Any]], model: str) -> NGrams:
-        """Take the branch's tensors out of those of a model file. Raises ModelError where one is missing."""
+        """Return the branch of a model file, and remove its tensors from `tensors`.
+
+        Raises ModelError if one is missing.
+        """
         refuse_missing((TABLE, SCALE), tensors, model)
         return cls(kinds, tensors.pop(TABLE), tensors.pop(SCALE))
 
     def check(self, classes: int, length: int, several: bool, model: str) -> None:
-        """Raise ModelError unless this fits a model of so many classes and characters. several: labels a text."""
+        """Raise ModelError unless the branch fits a model with this number of classes and characters.
+
+        several: whether the model gives several labels to a text.
+        """
         if length == WHOLE:
             raise ModelError(f"{model}: n-grams beside a network read the beginning of a text, not all of it")
         self.kinds.check(model)
         check_tensor(f"{model}: tensor {TABLE}", self.table, "int16", (1 << self.bits, classes + 1))
         check_tensor(f"{model}: tensor {SCALE}", self.scale, "float32", (2, classes))
         if not BITS[0] <= self.bits <= BITS[1] or self.table.nbytes > MOST_TABLE_BYTES:
-            most = f"2^{BITS[0]} to 2^{BITS[1]} rows and at most {MOST_TABLE_BYTES:,} bytes"
+            allowed = f"2^{BITS[0]} to 2^{BITS[1]} rows and at most {MOST_TABLE_BYTES:,} bytes"
             there = f"{len(self.table):,} rows, {self.table.nbytes:,} bytes"
-            raise ModelError(f"{model}: tensor {TABLE} has {there}: not {most}")
+            raise ModelError(f"{model}: tensor {TABLE} has {there}: not {allowed}")
         if self.table[:, -1].min() < 0 or self.table[:, -1].max() > LARGEST_SQUARE:
             raise ModelError(f"{model}: tensor {TABLE} holds a square that is not from 0 to {LARGEST_SQUARE:,}")
         if not (np.abs(self.scale) <= _LARGEST_SCALE).all():
@@ -241,22 +265,22 @@ class NGrams:
 
     @classmethod
     def of_weights(cls, kinds: Kinds, weights: NDArray[np.floating], importance: NDArray[np.floating]) -> NGrams:
-        """The branch of a linear model, rounded to 16 bits.
+        """Return the branch of a linear model, with its weights rounded to 16 bits.
 
         Parameters
         ----------
         kinds : Kinds
-            Which n-grams there are.
+            The kinds of n-grams that the model uses.
         weights : float [buckets, classes]
             The model's coefficients.
         importance : float [buckets]
-            Of each bucket: the inverse document frequency, or 0 for one that is left out.
+            For each bucket, the inverse document frequency, or 0 if the model leaves the bucket out.
 
         Returns
         -------
         NGrams
-            Its scores are, but for the rounding, the coefficients times the features. The feature of a bucket is, for
-            each kind, importance * b / sqrt(sum over buckets of importance² * b²).
+            A branch whose scores are, except for the rounding, the coefficients times the features. The feature of a
+            bucket is, for each kind, importance * b / sqrt(sum over buckets of importance² * b²).
 
         """
         exact, squares = weights * importance[:, None], np.square(importance)
@@ -267,34 +291,37 @@ class NGrams:
         return cls(kinds, table, np.tile((step / np.sqrt(step_of_squares)).astype(np.float32), (2, 1)))
 
     def of_classes(self, part: slice) -> NGrams:
-        """The branch of some of the classes, which has the bits that they have here."""
+        """Return a branch for some of the classes, which computes the same bits for them as this branch."""
         table = np.column_stack([self.table[:, part], self.table[:, -1]])
         return NGrams(self.kinds, table, np.ascontiguousarray(self.scale[:, part]))
 
     @property
     def bits(self) -> int:
-        """The number of buckets is 2 to this power."""
+        """The binary logarithm of the number of buckets."""
         return max(len(self.table) - 1, 0).bit_length()
 
     @property
     def about(self) -> Any:
-        """What decides its scores, beside the tensors, as JSON values."""
+        """All that decides the branch's scores beside the tensors, as JSON values."""
         return to_builtins(self.kinds)
 
     def tensors(self) -> dict[str, NDArray[Any]]:
-        """The tensors by their names in a model file."""
+        """Return the tensors by their names in a model file."""
         return {TABLE: self.table, SCALE: self.scale}
 
 
 def of_network(branch: object, model: str, what: str) -> NGrams | None:
-    """The branch beside a network, or none. Raises UsageError for a model of fastText's, which cannot do `what`."""
+    """Return a branch of n-grams, or None, unchanged. Raises UsageError for a fastText table.
+
+    what: the part of the message that says what a model of fastText cannot do.
+    """
     if branch is None or isinstance(branch, NGrams):
         return branch
     raise UsageError(f"{model} is a model of fastText's, without a network: {what}")
 
 
 def scores(data: NDArray[np.uint8], offsets: Offsets, ngrams: NGrams) -> Floats:
-    """What the branch adds to the logits of N texts, fp32 [N, classes].
+    """Return what the branch adds to the logits of N texts, fp32 [N, classes].
 
     data: uint8 [bytes], UTF-8. offsets: int64 [N + 1], ascending; text i is data[offsets[i]:offsets[i + 1]].
     """
@@ -307,7 +334,7 @@ def scores(data: NDArray[np.uint8], offsets: Offsets, ngrams: NGrams) -> Floats:
 
 
 def count_rows(data: NDArray[np.uint8], offsets: Offsets, ngrams: NGrams) -> int:
-    """How many rows of the table are added for N texts."""
+    """Return how many rows of the table the branch adds for N texts."""
     total = 0
     for _, part, bounds in _parts(data, offsets, ngrams):
         for kind in find(part, bounds, ngrams.kinds, ngrams.bits):
@@ -316,18 +343,19 @@ def count_rows(data: NDArray[np.uint8], offsets: Offsets, ngrams: NGrams) -> int
 
 
 def scores_of_ids(ids: NDArray[np.uint8], alphabet: Alphabet, ngrams: NGrams) -> Floats:
-    """The same as `scores` for texts given as ids, uint8 [N, length], as `alphabet.texts_of_ids` spells them."""
+    """Return `scores` of the texts that `alphabet.texts_of_ids` makes of ids, uint8 [N, length]."""
     return scores(*texts_of_ids(ids, alphabet), ngrams)
 
 
 def find(data: NDArray[np.uint8], offsets: Offsets, kinds: Kinds, bits: int) -> FoundGrams:
-    """The n-grams of N texts, which are not cut to what is read. Takes some hundred times the memory of the text.
+    """Find the n-grams of N texts, in the characters that `kinds` reads. Takes about a hundred times the text's memory.
 
-    data, offsets: as for `scores`, but offsets[0] is 0 and offsets[-1] is len(data).
+    data, offsets: as for `scores`, but offsets[0] is 0 and offsets[-1] is len(data). The caller may cut each text to
+    its first bytes to save memory.
     """
     points, bounds = characters(data, offsets, kinds.reads)
     count = len(bounds) - 1
-    # A white space before each text and after the last one, so that each n-gram lies within the places of its text.
+    # Put white space before each text and after the last one, so that each n-gram lies within the places of its text.
     symbols = np.full(len(points) + count + 1, SPACE, np.uint16)
     symbols[np.arange(len(points)) + np.repeat(np.arange(count) + 1, np.diff(bounds))] = _symbols(points)
     begins = bounds + np.arange(count + 1)
@@ -337,13 +365,17 @@ def find(data: NDArray[np.uint8], offsets: Offsets, kinds: Kinds, bits: int) -> 
 
 
 def _symbols(points: NDArray[np.uint32]) -> NDArray[np.uint16]:
+    """Return the symbols of code points, or of bytes that are not UTF-8, as `alphabet.characters` gives them."""
     low = points < 1 << 16
     folded = np.where(low, points, BEYOND | (points & 0x7FF))
     return np.asarray(np.where(low, _SYMBOLS[folded], folded), np.uint16)
 
 
 def _of_characters(symbols: NDArray[np.uint16], begins: Offsets, lowest: int, highest: int) -> list[_Hashed]:
-    """begins: of each text the place before its first character, [N + 1]."""
+    """Return hashes and offsets, int64 [N + 1], of the n-grams of characters of each n from `lowest` to `highest`.
+
+    symbols: of all texts, with white space around each. begins: the place before each text's first character, [N + 1].
+    """
     space = symbols == SPACE
     hashes = np.full(len(symbols), _OF_CHARACTERS)
     whole = np.ones(len(symbols), np.bool_)
@@ -361,6 +393,11 @@ def _of_characters(symbols: NDArray[np.uint16], begins: Offsets, lowest: int, hi
 
 
 def _of_words(symbols: NDArray[np.uint16], begins: Offsets, highest: int) -> list[_Hashed]:
+    """Return hashes and offsets, int64 [N + 1], of words and, if `highest` is 2, of pairs of words.
+
+    symbols, begins: as for `_of_characters`.
+    """
+    # Hash all words at once, one place at a time.
     letter = _IS_LETTER[symbols]
     first = np.flatnonzero(letter[1:] & ~letter[:-1]) + 1
     size = np.flatnonzero(letter[:-1] & ~letter[1:]) + 1 - first
@@ -373,6 +410,7 @@ def _of_words(symbols: NDArray[np.uint16], begins: Offsets, highest: int) -> lis
     of_text = np.searchsorted(first, begins)
     if highest == 1:
         return [(hashes, of_text)]
+    # Pair each word with the next one of the same text.
     within = np.ones(max(len(hashes) - 1, 0), np.bool_)
     last = of_text[1:] - 1
     within[last[(last >= 0) & (last < len(within))]] = False
@@ -382,8 +420,8 @@ def _of_words(symbols: NDArray[np.uint16], begins: Offsets, highest: int) -> lis
 
 
 def counted(grams_of_kind: list[Grams], count: int, bits: int) -> CountedBuckets:
-    """The buckets of each of N texts over all n of one kind, in ascending order, with the times that each counts."""
-    # The smaller one is sorted in half the time.
+    """Return the buckets of each of N texts over all n of one kind, and how often each bucket counts."""
+    # Prefer 32 bits, which are sorted in half the time.
     kind: type[np.unsignedinteger] = np.uint32 if count <= 1 << (32 - bits) else np.uint64
     keys = [
         (np.repeat(np.arange(count, dtype=kind), np.diff(grams.offsets)) << kind(bits)) | grams.buckets.astype(kind)
@@ -395,25 +433,27 @@ def counted(grams_of_kind: list[Grams], count: int, bits: int) -> CountedBuckets
 
 
 def _sums(grams_of_kind: list[Grams], table: NDArray[np.int16], count: int) -> NDArray[np.int32]:
-    """The sums of the rows of each text, [N, classes + 1].
+    """Return the sums of the rows of each text, int32 [N, classes + 1]: of b * weight, and of b² * square.
 
-    BLAS adds the weights of a tile, in float32: a text has at most 2^16 n-grams of a kind, so the rows of a tile count
-    12 times each on average at most, and sums below 2^24 are exact. The last tile of a text ends with rows that do not
-    count. (In integers, four more classes took a third more time.)
+    BLAS adds the weights of a tile of rows in float32. A text has at most 2^16 n-grams of a kind, so the rows of a tile
+    count at most 12 times each on average, and sums below 2^24 are exact. The last tile of a text is filled up with
+    rows that count 0 times. (Sums of integers took a third more time for four more classes.)
     """
     sums = np.zeros((count, table.shape[1]), np.int32)
     if not any(len(grams.buckets) for grams in grams_of_kind):
         return sums
+    # Arrange the buckets of each text in tiles.
     buckets, times, offsets = counted(grams_of_kind, count, (len(table) - 1).bit_length())
     tiles_of = -(-(rows_of := np.diff(offsets)) // _TILE)
     begins = np.cumsum(tiles_of) - tiles_of
     places = np.arange(len(buckets)) + np.repeat(_TILE * begins - offsets[:-1], rows_of)
     rows_of_tiles, often = np.zeros((2, tiles_of.sum(), _TILE), np.int32)
     rows_of_tiles.reshape(-1)[places], often.reshape(-1)[places] = buckets, times
+    # Add the rows of each tile, then the tiles of each text.
     of_tiles = np.empty((len(rows_of_tiles), table.shape[1]), np.int32)
-    most = max(1, _TILES_BYTES // (4 * _TILE * table.shape[1]))
-    for first in range(0, len(rows_of_tiles), most):
-        tiles = slice(first, first + most)
+    tiles_at_once = max(1, _TILES_BYTES // (4 * _TILE * table.shape[1]))
+    for first in range(0, len(rows_of_tiles), tiles_at_once):
+        tiles = slice(first, first + tiles_at_once)
         rows, counts = table.take(rows_of_tiles[tiles], axis=0), often[tiles]
         of_tiles[tiles] = (counts[:, None].astype(np.float32) @ rows.astype(np.float32))[:, 0]
         of_tiles[tiles, -1] = (counts * counts * rows[:, :, -1]).sum(axis=1)
@@ -422,7 +462,10 @@ def _sums(grams_of_kind: list[Grams], table: NDArray[np.int16], count: int) -> N
 
 
 def _weighted(sums: NDArray[np.int32], scale: Floats) -> Floats:
-    """scale: fp32 [classes]. A product with the scale, a division by the square root: no sum that may be contracted."""
+    """Return what one kind adds to the logits, from its sums. scale: fp32 [classes].
+
+    Each operation is a product, a root or a quotient: there is no sum that a compiler could contract with a product.
+    """
     squares = sums[:, -1:]
     values = sums[:, :-1].astype(np.float32) * scale
     norms = np.sqrt(np.maximum(squares, 1).astype(np.float32))
@@ -432,14 +475,17 @@ def _weighted(sums: NDArray[np.int32], scale: Floats) -> Floats:
 def _parts(
     data: NDArray[np.uint8], offsets: Offsets, ngrams: NGrams
 ) -> Iterator[tuple[slice, NDArray[np.uint8], Offsets]]:
-    """Texts by bounded bytes, or one by one, without what is not read: which, and data and offsets as for `find`."""
-    most = min(_BATCH_BYTES, _BATCH_VALUES // ngrams.table.shape[1])
+    """Split N texts into batches of bounded bytes, each with at least one text, and cut off what is not read.
+
+    Yields the slice of each batch, and its data and offsets as for `find`.
+    """
+    batch_bytes = min(_BATCH_BYTES, _BATCH_VALUES // ngrams.table.shape[1])
     sizes = np.minimum(np.diff(offsets), head_bytes(ngrams.kinds.reads))
     ends = np.cumsum(sizes)
     first = 0
     while first < len(sizes):
         before = int(ends[first] - sizes[first])
-        last = max(first + 1, int(np.searchsorted(ends, before + most, side="right")))
+        last = max(first + 1, int(np.searchsorted(ends, before + batch_bytes, side="right")))
         bounds = np.concatenate([[0], ends[first:last] - before])
         part = data[offsets[first] : offsets[last]]
         if len(part) > bounds[-1]:

@@ -1,8 +1,8 @@
-"""What is done to a text before a model reads it: steps of a closed set, which are part of the model.
+"""The preparation of a text before a model reads it: steps from a closed set, which are part of the model.
 
-Steps take columns of texts, and are PyArrow's functions, in NumPy where those would be slow, and for pieces those of
-the `tokenizers` library. Each gives what Python's functions of the same name give: published models were made with
-them. So a text with a letter whose lower case PyArrow finds otherwise, "İ" or a "Σ", is lowered by Python.
+Each step takes a column of texts. Steps call PyArrow, or NumPy where PyArrow would be slow; the step `pieces` calls the
+`tokenizers` library. Each step gives the same result as Python's function of the same name, because published models
+were made with Python's functions. PyArrow lowers "İ" and "Σ" differently, so Python lowers a text that contains one.
 """
 
 from __future__ import annotations
@@ -26,24 +26,26 @@ from ..errors import ModelError, UsageError, cause, install
 from .model_file import MOST_TOKENIZER_BYTES, read_file
 
 SPACES = "".join(filter(str.isspace, map(chr, range(0x3001))))
-"""What `str.strip` strips."""
+"""The characters that `str.strip` strips."""
 
 _LINE_ENDS = b"\n\r\v\f\x1c\x1d\x1e"
 _OTHER_LINE_ENDS = ("\r\n", "\x85", "\u2028", "\u2029")
 _BY_PYTHON = ("İ", "Σ")
 _GONE = np.uint8(0xFF)
-"""In place of a byte that is removed: it is in no text in UTF-8."""
+"""A mark in place of each byte to remove. It occurs in no text in UTF-8."""
 
-_TOGETHER = 1 << 12
-"""Code points that are looked up in a class together: those with one first byte, if that is of three."""
+_BLOCK_POINTS = 1 << 12
+"""The number of code points in a block that `_Class` looks up at once: those that share a first byte in UTF-8, if they
+take three bytes.
+"""
 
-_FIRSTS = [*range(0x80), *range(0x80, 0x800, 0x40), 0x800, *range(_TOGETHER, 1 << 16, _TOGETHER)]
-"""The least code points of each first byte, of those of one, two and three bytes."""
+_FIRSTS = [*range(0x80), *range(0x80, 0x800, 0x40), 0x800, *range(_BLOCK_POINTS, 1 << 16, _BLOCK_POINTS)]
+"""The lowest code point of each first byte, for code points of one, two and three bytes."""
 
 _META = frozenset(r"\.+*?()|[]{}^$")
 _MOST_STEPS, _MOST_PATTERN, _MOST_BY = 32, 2000, 64
 _AT_ONCE_BYTES = 1 << 18
-"""Of texts that go through all steps together, and stay in a core's cache."""
+"""The size in bytes of a batch of texts that goes through all steps before the next one. It stays in a core's cache."""
 
 
 _Pattern = Annotated[str, Meta(min_length=1, max_length=_MOST_PATTERN)]
@@ -51,7 +53,7 @@ _Pattern = Annotated[str, Meta(min_length=1, max_length=_MOST_PATTERN)]
 
 class _Step(Struct, frozen=True, tag_field="step", forbid_unknown_fields=True):
     def of(self, texts: pa.LargeStringArray) -> pa.LargeStringArray:
-        """The texts after this step; [N], no nulls."""
+        """Return the texts after this step. texts: [N], without nulls, as is the result."""
         raise NotImplementedError
 
     def __str__(self) -> str:
@@ -60,7 +62,7 @@ class _Step(Struct, frozen=True, tag_field="step", forbid_unknown_fields=True):
 
 
 class Unicode(_Step, frozen=True, tag="unicode"):
-    """Characters composed or decomposed, as `unicodedata.normalize` does it."""
+    """Composes or decomposes characters, as `unicodedata.normalize` does."""
 
     form: Literal["NFC", "NFD", "NFKC", "NFKD"]
 
@@ -69,7 +71,7 @@ class Unicode(_Step, frozen=True, tag="unicode"):
 
 
 class Lower(_Step, frozen=True, tag="lower"):
-    """Lower case, as `str.lower` has it."""
+    """Lowers letters, as `str.lower` does."""
 
     def of(self, texts: pa.LargeStringArray) -> pa.LargeStringArray:
         raw, offsets = _bytes_of(texts)
@@ -85,14 +87,17 @@ class Lower(_Step, frozen=True, tag="lower"):
 
 
 class Marks(_Step, frozen=True, tag="marks"):
-    """Marks that take no space of their own (Mn) removed; those within letters only after `unicode` NFD or NFKD."""
+    """Removes marks that take no space of their own (category Mn).
+
+    A mark that is part of a composed letter is removed only after the step `unicode` with NFD or NFKD.
+    """
 
     def of(self, texts: pa.LargeStringArray) -> pa.LargeStringArray:
         return Remove(r"[\p{Mn}]").of(texts)
 
 
 class Replace(_Step, frozen=True, tag="replace"):
-    """What a regular expression of RE2's (https://github.com/google/re2/wiki/Syntax) matches, replaced by a text."""
+    """Replaces each match of a regular expression in the syntax of RE2 (https://github.com/google/re2/wiki/Syntax)."""
 
     pattern: _Pattern
     by: Annotated[str, Meta(max_length=_MOST_BY)]
@@ -107,44 +112,45 @@ class Replace(_Step, frozen=True, tag="replace"):
 
     @property
     def is_of_bytes(self) -> bool:
-        """Whether it replaces one character of ASCII by another."""
+        """Whether the step replaces one ASCII character by another."""
         both = self.pattern + self.by
         return len(self.pattern) == len(self.by) == 1 and both.isascii() and self.pattern not in _META
 
 
 class Remove(_Step, frozen=True, tag="remove"):
-    r"""Characters of a class of RE2's removed, such as ``[\pP\pN]``."""
+    r"""Removes the characters of a class in the syntax of RE2, such as ``[\pP\pN]``."""
 
     characters: Annotated[str, Meta(max_length=_MOST_PATTERN, pattern=r"^\[.+\]$")]
 
     def of(self, texts: pa.LargeStringArray) -> pa.LargeStringArray:
-        # RE2 takes as long for a match as NumPy for a hundred bytes.
+        # NumPy looks the characters up in a table: RE2 takes as long for one match as NumPy for a hundred bytes.
         raw, offsets = _bytes_of(texts)
         gone = _class(self.characters).holds(raw).view(np.uint8)
         return _without_gone(np.frombuffer(raw, np.uint8) | gone * _GONE, offsets)
 
 
 class Squeeze(_Step, frozen=True, tag="squeeze"):
-    """Spaces in a row become one."""
+    """Replaces each run of spaces by one space."""
 
     def of(self, texts: pa.LargeStringArray) -> pa.LargeStringArray:
         return pc.replace_substring_regex(texts, " {2,}", " ")
 
 
 class Strip(_Step, frozen=True, tag="strip"):
-    """No white space at the ends, as `str.strip` has it."""
+    """Removes white space at both ends, as `str.strip` does."""
 
     def of(self, texts: pa.LargeStringArray) -> pa.LargeStringArray:
         return pc.utf8_trim(texts, SPACES)
 
 
 class Lines(_Step, frozen=True, tag="lines"):
-    """Lines joined: each line end, as `str.splitlines` has them, becomes a space."""
+    """Joins lines: replaces each line end that `str.splitlines` knows by a space."""
 
     def of(self, texts: pa.LargeStringArray) -> pa.LargeStringArray:
         raw, offsets = _bytes_of(texts)
         places = [_places(end, raw) for end in _OTHER_LINE_ENDS]
-        places[0] = places[0][offsets[np.searchsorted(offsets, places[0] + 1)] > places[0] + 1]  # CR LF of one text
+        # Drop each CR LF that is split between two texts.
+        places[0] = places[0][offsets[np.searchsorted(offsets, places[0] + 1)] > places[0] + 1]
         for byte in _LINE_ENDS:
             raw = raw.replace(bytes([byte]), b" ")
         left = np.frombuffer(bytearray(raw), np.uint8)
@@ -156,7 +162,7 @@ class Lines(_Step, frozen=True, tag="lines"):
 
 
 class Pieces(_Step, frozen=True, tag="pieces"):
-    """The pieces of a text, of a `tokenizer.json`, each decoded alone, joined by spaces."""
+    """Splits a text into the pieces of a `tokenizer.json`, decodes each piece by itself, and joins them with spaces."""
 
     tokenizer: str = "tokenizer.json"
 
@@ -168,14 +174,14 @@ Steps = Annotated[tuple[Step, ...], Meta(min_length=1, max_length=_MOST_STEPS)]
 
 
 class ByteSteps(NamedTuple):
-    """What a preparation does, where that can be done byte by byte.
+    """A preparation that treats each byte by itself, in the form that GPU kernels take.
 
     Attributes
     ----------
     table : bytes
-        [256], what becomes of each byte.
+        [256], the byte that replaces each byte.
     strips : bool
-        Whether white space at the ends is then removed.
+        Whether white space at both ends is then removed.
 
     """
 
@@ -184,14 +190,14 @@ class ByteSteps(NamedTuple):
 
 
 class Preparation(Struct, frozen=True, dict=True):
-    """Steps in order, and the content of the tokenizer.json of `Pieces`, if they are among them.
+    """The steps of a model's preparation, and the tokenizer that the step `Pieces` needs.
 
     Attributes
     ----------
     steps : tuple of Step
-        Steps in order.
+        The steps in order.
     tokenizer : bytes
-        The file; empty where no step needs it.
+        The content of the tokenizer.json; empty if no step needs it.
 
     """
 
@@ -200,13 +206,13 @@ class Preparation(Struct, frozen=True, dict=True):
 
     @cached_property
     def id(self) -> str:
-        """A digest of all that it does."""
+        """The sha256 of the steps and the tokenizer, as hexadecimal text."""
         about = [msgspec.to_builtins(self.steps), hashlib.sha256(self.tokenizer).hexdigest()]
         return hashlib.sha256(msgspec.json.encode(about)).hexdigest()
 
     @cached_property
     def byte_steps(self) -> ByteSteps | None:
-        """What it does, where its steps replace characters of ASCII by others, and strip; else None."""
+        """The same preparation byte by byte, if its steps only replace single ASCII characters and strip; else None."""
         table, strips = bytearray(range(256)), any(isinstance(step, Strip) for step in self.steps)
         for step in self.steps:
             if isinstance(step, Strip):
@@ -214,12 +220,12 @@ class Preparation(Struct, frozen=True, dict=True):
             if not isinstance(step, Replace) or not step.is_of_bytes:
                 return None
             if strips and (step.pattern in SPACES) != (step.by in SPACES):
-                return None  # what is stripped depends on the order of the steps
+                return None  # the order of the steps decides what is stripped
             table = table.replace(step.pattern.encode(), step.by.encode())
         return ByteSteps(bytes(table), strips)
 
     def check(self, model: str) -> None:
-        """Raise ModelError for a regular expression that is none, or a tokenizer that is missing."""
+        """Raise ModelError for an invalid regular expression, or if the step `Pieces` and the tokenizer don't match."""
         for step in self.steps:
             try:
                 if not isinstance(step, Pieces):
@@ -230,7 +236,7 @@ class Preparation(Struct, frozen=True, dict=True):
             raise ModelError(f"{model}: pieces of a tokenizer without its file, or the file without the step")
 
     def of(self, texts: pa.LargeStringArray) -> pa.LargeStringArray:
-        """Texts as the model reads them, [N]. Raises UsageError where a package is missing."""
+        """Return the texts as the model reads them, [N]. Raises UsageError if a package is missing."""
         _, offsets = buffers_of(texts)
         cuts = np.unique([0, *np.searchsorted(offsets, np.arange(0, offsets[-1], _AT_ONCE_BYTES)), len(texts)])
         parts = [texts[first:last] for first, last in pairwise(cuts.tolist())]
@@ -245,7 +251,7 @@ class Preparation(Struct, frozen=True, dict=True):
 
 
 def of_file(steps: list[dict[str, Any]], tokenizer: bytes, model: str) -> Preparation:
-    """The preparation of a model file. Raises ModelError."""
+    """Return the preparation of a model file. Raises ModelError if it is damaged."""
     try:
         made = Preparation(msgspec.convert(steps, Steps), tokenizer)
     except ValueError as error:
@@ -255,7 +261,10 @@ def of_file(steps: list[dict[str, Any]], tokenizer: bytes, model: str) -> Prepar
 
 
 def read_steps(path: Path) -> Preparation:
-    """The preparation in a JSON file, a list of steps. Raises UsageError, or ModelError as `Preparation.check` does."""
+    """Read the preparation in a JSON file, which contains a list of steps.
+
+    Raises UsageError if the file or its tokenizer cannot be read, and ModelError as `Preparation.check` does.
+    """
     try:
         steps = msgspec.json.decode(path.read_bytes(), type=Steps)
     except (OSError, ValueError) as error:
@@ -264,7 +273,10 @@ def read_steps(path: Path) -> Preparation:
 
 
 def with_tokenizer(steps: Steps, folder: Path, name: str) -> Preparation:
-    """These steps and the tokenizer that they name, which is read now. Raises as `read_steps` does."""
+    """Return a preparation of these steps, with the tokenizer that they name, read from `folder`.
+
+    Raises the errors of `read_steps`.
+    """
     tokenizer = b""
     for file in (folder / step.tokenizer for step in steps if isinstance(step, Pieces)):
         try:
@@ -278,13 +290,13 @@ def with_tokenizer(steps: Steps, folder: Path, name: str) -> Preparation:
 
 
 def column_of(data: NDArray[np.uint8] | bytes, offsets: NDArray[np.int64]) -> pa.LargeStringArray:
-    """Texts as a column: text i is data[offsets[i]:offsets[i + 1]]."""
+    """Return texts as an Arrow column: text i is data[offsets[i]:offsets[i + 1]]."""
     buffers = [None, pa.py_buffer(np.ascontiguousarray(offsets)), pa.py_buffer(data)]
     return pa.Array.from_buffers(pa.large_string(), len(offsets) - 1, buffers)
 
 
 def buffers_of(texts: pa.LargeStringArray) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-    """The bytes of the texts and where each begins and ends, from 0 on."""
+    """Return the bytes of N texts, uint8, and their offsets, int64 [N + 1], which begin at 0."""
     _, starts, data = texts.buffers()
     if not len(texts) or data is None:
         return np.empty(0, np.uint8), np.zeros(len(texts) + 1, np.int64)
@@ -293,12 +305,16 @@ def buffers_of(texts: pa.LargeStringArray) -> tuple[NDArray[np.uint8], NDArray[n
 
 
 def _bytes_of(texts: pa.LargeStringArray) -> tuple[bytes, NDArray[np.int64]]:
+    """Return the same as `buffers_of`, with the data as `bytes`."""
     data, offsets = buffers_of(texts)
     return data.tobytes(), offsets
 
 
 def _places(letters: str, raw: bytes) -> NDArray[np.int64]:
-    """Where these letters begin. NumPy finds more than one byte ten times as fast as PyArrow and Python do."""
+    """Return where these letters begin, as indices of bytes.
+
+    NumPy finds a sequence of several bytes ten times as fast as PyArrow and Python do.
+    """
     these, data = letters.encode(), np.frombuffer(raw, np.uint8)
     if not all(byte in raw for byte in these):
         return np.empty(0, np.int64)
@@ -309,34 +325,37 @@ def _places(letters: str, raw: bytes) -> NDArray[np.int64]:
 
 
 def _without_gone(left: NDArray[np.uint8], offsets: NDArray[np.int64]) -> pa.LargeStringArray:
-    """Texts without the bytes that are `_GONE`."""
+    """Return the texts without the bytes that are `_GONE`. left: the bytes of the texts."""
     offsets = offsets - np.searchsorted(np.flatnonzero(left == _GONE), offsets)
     return column_of(left.tobytes().replace(bytes([_GONE]), b""), offsets)
 
 
 class _Class:
-    """A class of RE2's as a table, which is filled beyond the first 65,536 code points for those that occur: for all of
-    them it takes seconds.
+    """A character class in the syntax of RE2, as a table of code points.
+
+    The first 65,536 code points are looked up at once, the others when a text contains them, in blocks of
+    `_BLOCK_POINTS`: to look all of them up takes seconds.
     """
 
     def __init__(self, characters: str) -> None:
         self._characters = characters
-        self._table = np.zeros((-(-sys.maxunicode // _TOGETHER), _TOGETHER), np.bool_)
+        self._table = np.zeros((-(-sys.maxunicode // _BLOCK_POINTS), _BLOCK_POINTS), np.bool_)
         self._known: set[int] = set()
-        self._fill(range((1 << 16) // _TOGETHER))
+        self._fill(range((1 << 16) // _BLOCK_POINTS))
         some = np.logical_or.reduceat(self._table.reshape(-1)[: 1 << 16], _FIRSTS).tobytes()
         self._firsts = some[:0x80] + bytes(0x42) + some[0x80:] + bytes([True] * 0x10)
 
     def _fill(self, blocks: Iterable[int]) -> None:
+        """Look up the code points of the blocks that the table does not have yet."""
         for block in {*blocks} - self._known:
-            some = [chr(block * _TOGETHER + i) for i in range(_TOGETHER)]
+            some = [chr(block * _BLOCK_POINTS + i) for i in range(_BLOCK_POINTS)]
             valid = pa.array(["" if "\ud800" <= one <= "\udfff" else one for one in some], pa.large_string())
             found = pc.match_substring_regex(valid, self._characters)
             self._table[block] = found.to_numpy(zero_copy_only=False)
             self._known.add(block)
 
     def holds(self, raw: bytes) -> NDArray[np.bool_]:
-        """Whether each byte of a text is one of a character in the class."""
+        """Return whether each byte of a text belongs to a character of the class, bool [bytes]."""
         data, held = np.frombuffer(raw, np.uint8), np.frombuffer(bytearray(raw.translate(self._firsts)), np.bool_)
         starts = np.flatnonzero(held & (data >= 0x80))
         first, held[starts] = data[starts], False
@@ -346,7 +365,7 @@ class _Class:
             for place in range(1, size):
                 points = points << 6 | data[some + place] & 0x3F
             if size == 4:
-                self._fill(np.unique(points // _TOGETHER).tolist())
+                self._fill(np.unique(points // _BLOCK_POINTS).tolist())
             some = some[self._table.reshape(-1)[points]]
             for place in range(size):
                 held[some + place] = True
@@ -358,14 +377,17 @@ _class = lru_cache(maxsize=8)(_Class)
 
 @lru_cache(maxsize=4)
 def _tokenizer(content: bytes) -> tuple[Any, Callable[[int], str]]:
-    """A tokenizer, and what decodes one of its pieces. Raises UsageError."""
+    """Return a tokenizer, and a function that decodes one of its pieces.
+
+    Raises UsageError if the package is not installed, or the content is damaged.
+    """
     try:
         from tokenizers import Tokenizer
 
         made = Tokenizer.from_buffer(content)
     except ImportError as error:
         raise UsageError(f"tokenizers is not installed: {install('pieces')}") from error
-    except Exception as error:  # of no class of its own
+    except Exception as error:  # the library raises a plain Exception
         raise UsageError(f"the tokenizer of a preparation is damaged: {error}") from error
     made.no_truncation()
     made.no_padding()
@@ -373,6 +395,7 @@ def _tokenizer(content: bytes) -> tuple[Any, Callable[[int], str]]:
 
 
 def _pieces(texts: pa.LargeStringArray, tokenizer: bytes) -> pa.LargeStringArray:
+    """Apply the step `Pieces` to texts, [N]."""
     made, decoded = _tokenizer(tokenizer)
     of_each = made.encode_batch_fast(texts.to_pylist(), add_special_tokens=False)
     return pa.array([" ".join(map(decoded, pieces.ids)) for pieces in of_each], pa.large_string())

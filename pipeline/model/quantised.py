@@ -1,14 +1,14 @@
-"""Blocks 2 to 6 in 8-bit integers: the specification of `--precision int8`, and the CPU backend in it.
+"""Blocks 2 to 6 in 8-bit integers: the specification of `--precision int8`, and its CPU backend.
 
-Activations are unsigned bytes, weights signed ones, and sums 32-bit integers, which are exact: their order does not
-matter. A byte stands for that many steps of its tensor, a weight for that many steps of its output
-channel, and the bias is rounded to steps of the sum. A sum becomes a byte in three operations:
+Activations are unsigned bytes, weights are signed bytes, and sums are 32-bit integers. Sums are exact, so their order
+does not matter. An activation counts steps of its tensor, a weight counts steps of its output channel, and the bias is
+rounded to steps of the sum. A sum becomes an activation in three operations:
 
     float32(sum + bias) * scale, rounded to the nearest integer, at most 255 and at least 0, which is the ReLU
 
-Each of them is one operation of IEEE 754 (a conversion, a product and a rounding, all to nearest even), with one result
-on every machine. No multiply-add is among them, which a compiler might or might not contract. So every generation of
-kernels gives these sums and these bytes, bit for bit. Block 1, norms and linear layers are computed as in `reference`.
+The conversion, the product and the rounding are each one operation of IEEE 754, to nearest even, with the same result
+on every machine. There is no multiply-add among them, which a compiler may or may not contract. So every generation of
+kernels gives the same sums and bytes, bit for bit. Block 1, norms and linear layers are computed as in `reference`.
 """
 
 from __future__ import annotations
@@ -33,33 +33,33 @@ from .model_file import ActivationScales
 from .reference import Floats, Rows, Weights
 
 LARGEST = 255
-"""The largest activation. A value there is called saturated, since what was above is there too."""
+"""The largest activation. An activation of this value is called saturated, since all larger values become it too."""
 
 SCALE_ROWS = 2048
-"""Articles on which activation scales are found, unless there are fewer."""
+"""The number of articles on which activation scales are measured, if there are enough."""
 
-_METHOD = b"largest"
-_GROUP = 32
+_METHOD = b"largest"  # the name of the way to measure scales, in `ActivationScales.found_on`
+_GROUP = 32  # articles that one thread computes at once
 
 _LARGEST_WEIGHT = 127
 _LARGEST_BIAS = 1 << 29
-"""The largest bias: with 1,792 products of 255 and 127 the sum stays within 32 bits."""
+"""The largest bias, with which a sum of 1,792 products of 255 and 127 fits into 32 bits."""
 
 Bytes = NDArray[np.uint8]
 Sums = NDArray[np.int32]
 
 
 class Convolution(NamedTuple):
-    """One of blocks 2 to 6.
+    """The convolution of one of blocks 2 to 6.
 
     Attributes
     ----------
     weight : int8 [kernel, inputs, outputs]
-        Its weights.
+        The weights.
     bias : int32 [outputs]
-        Its bias, in the unit of the sums.
+        The bias, in the unit of the sums.
     scale : float32 [outputs]
-        From sums to steps of the next block's input, or for the last block to values.
+        The factor that turns sums into steps of the next block's input or, for the last of these blocks, into values.
 
     """
 
@@ -69,7 +69,10 @@ class Convolution(NamedTuple):
 
 
 class Activations(NamedTuple):
-    """values: uint8 [N, rows, channels]. overflowed: bool [N], articles on which block 1 overflows."""
+    """The output of a block for N articles.
+
+    values: uint8 [N, rows, channels]. overflowed: bool [N], whether block 1 overflowed on the article.
+    """
 
     values: Bytes
     overflowed: NDArray[np.bool_]
@@ -77,14 +80,17 @@ class Activations(NamedTuple):
 
 @dataclass(frozen=True)
 class Integers:
-    """The convolutions after block 1 by layer name, and the step of block 2's input."""
+    """A model's convolutions in integers.
+
+    convolutions: those after block 1, by the names of their layers. first_step: the step of block 2's input.
+    """
 
     convolutions: dict[str, Convolution]
     first_step: float
 
 
 def scales_of(model: Model) -> ActivationScales:
-    """Raises UsageError for a model that has none."""
+    """Return the activation scales of a model. Raises UsageError if it has none."""
     if model.scales is None:
         raise UsageError(
             f"{model.name} has no activation scales, which --precision int8 needs: make a model that has them, with "
@@ -94,7 +100,7 @@ def scales_of(model: Model) -> ActivationScales:
 
 
 def prepare(weights: Weights, scales: ActivationScales) -> Integers:
-    """Quantise a model's weights, by output channel. Raises ModelError where fp32 cannot hold a scale."""
+    """Quantise a model's weights, by output channel. Raises ModelError if a scale does not fit into fp32."""
     layers = [layer for layer in weights.layers if layer.kind == "conv1d" and not layer.is_lookup]
     convolutions = {}
     for layer, following in zip(layers, [*layers[1:], None], strict=True):
@@ -102,7 +108,7 @@ def prepare(weights: Weights, scales: ActivationScales) -> Integers:
         exact, bias = weights.conv[layer.name].astype(np.float64), weights.bias[layer.name].astype(np.float64)
         unit = np.abs(exact).max(axis=(0, 1)) / _LARGEST_WEIGHT
         unit = np.maximum(unit, np.abs(bias) / step / _LARGEST_BIAS)
-        unit[unit == 0] = 1  # of a channel without a weight
+        unit[unit == 0] = 1  # a channel whose weights are all zero
         scale = (step * unit / (scales.steps[following.name] if following else 1)).astype(np.float32)
         if not (np.isfinite(scale).all() and (scale > np.finfo(np.float32).tiny).all()):
             raise ModelError(f"the weights of {layer.name} and the activation scales leave the range of fp32")
@@ -112,26 +118,30 @@ def prepare(weights: Weights, scales: ActivationScales) -> Integers:
 
 
 def quantise(values: Floats, step: float) -> Bytes:
-    """Block 1's output as steps: fp32 by 1 / step, rounded as in `requantise`. Values are not NaN."""
+    """Return block 1's output in steps: the product of fp32 with 1 / step, rounded as in `requantise`.
+
+    The values must not be NaN.
+    """
     return _to_bytes(values * np.float32(1 / step))
 
 
 def requantise(sums: Sums, convolution: Convolution) -> Bytes:
-    """Sums to steps of the next block's input."""
+    """Turn sums into steps of the next block's input."""
     return _to_bytes(rescale(sums, convolution))
 
 
 def rescale(sums: Sums, convolution: Convolution) -> Floats:
-    """Sums and bias by their scale, in fp32."""
+    """Add the bias to the sums and multiply by the scale, in fp32."""
     return (sums + convolution.bias).astype(np.float32) * convolution.scale
 
 
 def _to_bytes(values: Floats) -> Bytes:
+    """Round values to the nearest integer from 0 to `LARGEST`."""
     return np.clip(np.rint(values), 0, LARGEST).astype(np.uint8)
 
 
 def conv1d(values: Bytes, weight: NDArray[np.int8], pool: int) -> Sums:
-    """The exact sums of a valid convolution, and the greatest of each `pool` rows: int32 [N, rows, outputs].
+    """Return the sums of a valid convolution, and of each `pool` rows only the largest: int32 [N, rows, outputs].
 
     values: uint8 [N, rows, inputs]. A product of 256 inputs stays below 2^23, so BLAS computes it exactly in fp32.
     """
@@ -149,7 +159,10 @@ def conv1d(values: Bytes, weight: NDArray[np.int8], pool: int) -> Sums:
 def blocks(
     weights: Weights, integers: Integers, saturated: Callable[[int], object] = lambda count: None
 ) -> list[tuple[str, Callable[[Any], Any]]]:
-    """The nine blocks, as in `reference.blocks`. saturated: called with the count of saturated values of a block."""
+    """Return the nine blocks with their names, as `reference.blocks` does.
+
+    saturated: a function that the blocks call with their number of saturated values.
+    """
     named_blocks: list[tuple[str, Callable[[Any], Any]]] = []
     for layer, (name, block) in zip(weights.layers, reference.blocks(weights), strict=True):
         if layer.is_lookup:
@@ -165,20 +178,20 @@ def blocks(
 def _first_block(
     ids: NDArray[np.uint8], block: Callable[[Any], Rows], layer: Layer, step: float, saturated: Callable[[int], object]
 ) -> Activations:
-    """Block 1, its output as steps.
+    """Compute block 1, and return its output in steps.
 
     Parameters
     ----------
     ids : uint8 [N, length]
-        The ids.
+        The ids of the characters.
     block : callable
         Block 1 of `reference.blocks`.
     layer : Layer
-        Its layer.
+        The layer of block 1.
     step : float
         The value of one step.
     saturated : callable
-        Called with the number of saturated values.
+        A function to call with the number of saturated values.
 
     """
     values = block(ids).values.reshape(len(ids), layer.rows_pooled, layer.outputs)
@@ -189,13 +202,14 @@ def _first_block(
 
 
 def _block(x: Activations, layer: Layer, here: Convolution, saturated: Callable[[int], object]) -> Activations:
+    """Compute one of blocks 2 to 5."""
     steps = requantise(conv1d(x.values, here.weight, layer.product_pool), here)
     saturated(_count_saturated(steps))
     return x._replace(values=steps)
 
 
 def _norm_block(x: Activations, weights: Weights, layer: Layer, here: Convolution) -> Rows:
-    """Block 6: the sums as values, then layer norm, ReLU and max pool as in `reference`."""
+    """Compute block 6: turn the sums into values, then apply layer norm, ReLU and max pool as in `reference`."""
     values = rescale(conv1d(x.values, here.weight, layer.product_pool), here)
     values[x.overflowed] = np.nan
     out = np.empty((len(values), layer.rows_pooled, layer.outputs), np.float32)
@@ -207,16 +221,18 @@ def _norm_block(x: Activations, weights: Weights, layer: Layer, here: Convolutio
 
 
 def _count_saturated(values: Bytes) -> int:
+    """Count the activations that are saturated."""
     return int(np.count_nonzero(values == LARGEST))
 
 
 def with_scales(model: Model, ids: NDArray[np.uint8]) -> Model:
-    """The model with activation scales: the greatest value of each tensor on these articles becomes the greatest byte.
+    """Return the model with activation scales that make each tensor's largest value on these articles the largest byte.
 
-    ids: uint8 [N, length]. Raises UsageError where there is no article, or the model overflows on one.
+    ids: uint8 [N, length]. Raises UsageError if there is no article, or if the model overflows on one of them.
     """
     if not len(ids):
         raise UsageError("there is no text to find activation scales on")
+    # Compute the largest output of each block before a convolution.
     blocks = reference.blocks(reference.prepare(model))
     inputs = [(name, after) for (name, _), (after, _) in pairwise(blocks) if after.startswith("conv")]
 
@@ -225,7 +241,7 @@ def with_scales(model: Model, ids: NDArray[np.uint8]) -> Model:
         maxima = []
         for _, block in blocks[: len(inputs)]:
             x = block(x)
-            maxima.append(float(x.values.max()))  # NaN where one of them is
+            maxima.append(float(x.values.max()))  # NaN if one of the values is NaN
         return maxima
 
     groups = [ids[first : first + _GROUP] for first in range(0, len(ids), _GROUP)]
@@ -233,7 +249,7 @@ def with_scales(model: Model, ids: NDArray[np.uint8]) -> Model:
         maxima = np.array(list(pool.map(largest, groups))).max(axis=0)
     if not np.isfinite(maxima).all():
         raise UsageError(f"{model.name}: the model overflows on a text of the sample: it cannot compute in int8")
-    # A tensor that is always zero may have any step.
-    steps = {after: float(most) / LARGEST or 1.0 for (_, after), most in zip(inputs, maxima, strict=True)}
+    # Turn the maxima into steps. A tensor that is always zero may have any step.
+    steps = {after: float(maximum) / LARGEST or 1.0 for (_, after), maximum in zip(inputs, maxima, strict=True)}
     digest = hashlib.sha256(_METHOD + np.ascontiguousarray(ids).tobytes()).hexdigest()
     return replace(model, scales=ActivationScales(steps, digest))

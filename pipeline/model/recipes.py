@@ -1,7 +1,7 @@
-"""Published models whose authors prepare the texts: what they do, checked against their code, is in recipes.json.
+"""The recipes: published models whose authors prepare the texts. Their steps are in recipes.json.
 
-Where a figure is not in what the authors published, it is left out. A recipe needs the steps of its authors in
-`tests/model/test_preparation.py`.
+The steps are checked against the authors' code: each recipe needs these steps in Python in
+`tests/model/test_preparation.py`. A recipe leaves out a figure that the authors did not publish.
 """
 
 from __future__ import annotations
@@ -23,37 +23,40 @@ from .preparation import Steps, read_steps, with_tokenizer
 
 @cache
 def recipes() -> dict[str, dict[str, Any]]:
-    """All of them, by name.
+    """Return all recipes by name. A recipe has these keys:
 
-    Each says where its model is published (`model`), and where its authors show their steps (`source`); of the model
-    `licence`, `labels`, `windows` and `threshold`, as far as they say that; `steps`; `join`, the template of its texts,
-    where it reads several columns; and `refused`, why it does not run here. Where scores differ without the steps, it
-    has labels that tell the model (`known_by`), and how many it has (`most_labels`).
+    - `model`: where the model is published; `source`: where its authors show their steps
+    - `licence`, `labels`, `windows`, `threshold`: facts about the model, if the authors publish them
+    - `steps`: the steps of the preparation
+    - `join`: the template of its texts, if the model reads several columns
+    - `refused`: why the model does not run here, if it does not
+    - `known_by`: labels by which the model is recognised, and `most_labels`: the largest number of labels that it has;
+      only if its scores differ without the steps
     """
     data = resources.files("broadsheet.pipeline").joinpath("model", "recipes.json").read_bytes()
     return {recipe["name"]: recipe for recipe in msgspec.json.decode(data)}
 
 
 def prepared(model: Model, preparation: str | os.PathLike[str]) -> Model:
-    """The model with a preparation.
+    """Return the model with a preparation.
 
     Parameters
     ----------
     model : Model
         A model, whose own preparation is replaced if it has one.
     preparation : str or path
-        A recipe's name, as `broadsheet recipes` prints them, or a JSON file: a list of steps. A recipe with pieces
-        reads the ``tokenizer.json`` beside the model's file.
+        The name of a recipe, as `broadsheet recipes` prints it, or of a JSON file with a list of steps. A recipe with
+        pieces reads the ``tokenizer.json`` beside the model's file.
 
     Returns
     -------
     Model
-        With a digest of its own.
+        The model, with a digest of its own.
 
     Raises
     ------
     UsageError
-        For a name that is no recipe's and no file's, a step that is unknown, or a missing tokenizer.
+        If no recipe and no file has the name, a step is unknown, or the tokenizer is missing.
 
     Examples
     --------
@@ -77,7 +80,7 @@ def prepared(model: Model, preparation: str | os.PathLike[str]) -> Model:
 
 
 def warn_if_raw(model: Model) -> None:
-    """Warn of a model that has the labels of one of the recipes, and no preparation."""
+    """Warn if a model has the labels of a recipe's model, but no preparation."""
     if model.preparation is not None or model.has_network:
         return
     for name, recipe in recipes().items():

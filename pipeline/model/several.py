@@ -22,26 +22,25 @@ from .scores import Heads, of_head, parts_of
 
 _NGRAMS_COST, _DENSE_COST = 1 / 80, 3.0
 _ENCODER_WEIGHTS = 900_000
-"""Of an encoder that takes as long for a hundred tokens as the network for a text."""
+"""The number of weights of an encoder that takes as long for a hundred tokens as the network takes for a text."""
 
 _SUFFIXES = (".safetensors", ".bin", ".ftz")
 
 
 @dataclass(frozen=True)
 class Models:
-    """loaded: in the order in which the user named them; of each there is an engine."""
+    """The models of a job. loaded: in the order in which the user named them. Each has an engine of its own."""
 
     loaded: tuple[Model, ...]
 
     @cached_property
     def every(self) -> tuple[Model, ...]:
-        """The models, and in place of one with heads its heads: each gives a text one label, or several, or a number.
-        The first counts where one has to, as for `partition_by`.
-        """
+        """The models, with each model that has heads replaced by its heads, as `heads_of` makes them."""
         return tuple(head for model in self.loaded for head in heads_of(model))
 
     @property
     def first(self) -> Model:
+        """The first model, which counts where only one can, as in `partition_by`."""
         return self.every[0]
 
     @property
@@ -52,32 +51,32 @@ class Models:
 
     @property
     def short_names(self) -> tuple[str, ...]:
-        """The names that columns have, where there are several models: of a file without folder and suffix, of a
-        repository, or of a head.
+        """The names of the models, or heads, in the names of columns if there are several: the name of the head, of the
+        repository, or of the file without folder and suffix.
         """
         of_each = ([name for name, _ in model.heads or ()] or [_short(model.name)] for model in self.loaded)
         return tuple(chain.from_iterable(of_each))
 
     @property
     def prefixes(self) -> tuple[str, ...]:
-        """What the names of each model's columns begin with: nothing for one model alone."""
+        """The beginning of the names of each model's columns: empty if there is only one model."""
         return ("",) if len(self.every) == 1 else tuple(f"{name}_" for name in self.short_names)
 
     @cached_property
     def classes(self) -> tuple[str, ...]:
-        """Every class that one of them has, each once: what a truth may name."""
+        """The classes of all models, each once: the labels that true labels may have."""
         return tuple(dict.fromkeys(label for model in self.every for label in model.classes))
 
     @property
     def reads(self) -> int:
-        """Characters at the beginning of an article on which its labels depend."""
+        """How many characters at the beginning of an article decide its labels."""
         return max(model.reads for model in self.every)
 
     @property
     def join(self) -> str:
-        """The template by which the models join columns, where they do; else "".
+        """The template by which the models join columns; "" if they read one column.
 
-        Raises UsageError for models that do not read the same text.
+        Raises UsageError if the models do not all read the same text.
         """
         joins = {model.join: model.name for model in self.loaded}
         if len(joins) > 1:
@@ -90,12 +89,12 @@ class Models:
 
     @property
     def cost(self) -> float:
-        """About how long a row takes on a CPU: 1 is a network in the text frame on an ordinary text."""
+        """The approximate time that a row takes on a CPU: 1 for a network in the text frame on an ordinary text."""
         return sum(map(_cost, self.loaded))
 
     @cached_property
     def digest(self) -> str:
-        """A digest of all that decides labels and names of columns; for one model its own."""
+        """A digest of all that decides labels and names of columns; for one model, the model's own digest."""
         if len(self.loaded) == 1:
             return self.loaded[0].digest
         about = [(_short(model.name) if model.heads is None else "", model.digest) for model in self.loaded]
@@ -103,29 +102,30 @@ class Models:
 
 
 def heads_of(model: str | Path | Model) -> tuple[Model, ...]:
-    """Make a model of its own of each head of a model that was trained on several label columns.
+    """Split a model that was trained on several label columns into one model for each column.
 
     Parameters
     ----------
     model : str, Path or Model
-        As `load_model` takes it.
+        The model, as `load_model` takes it.
 
     Returns
     -------
     tuple of Model
-        Each named by its column, with the column's classes; of a model without heads, the model itself.
+        A model for each head, with the name and the classes of its column. For a model without heads, only the model
+        itself.
 
     Raises
     ------
     ModelError
-        For a model that cannot be loaded.
+        If the model cannot be loaded.
 
     Examples
     --------
     >>> [head.name for head in broadsheet.heads_of("ag-news")]
     ['ag-news']
 
-    Of a model that was trained with ``label_column=["topic", "tone"]`` they are called "topic" and "tone".
+    The heads of a model that was trained with ``label_column=["topic", "tone"]`` are called "topic" and "tone".
 
     """
     whole = load_model(model)
@@ -141,7 +141,10 @@ def heads_of(model: str | Path | Model) -> tuple[Model, ...]:
 
 
 def head_of(model: str | Path | Model, name: str) -> Model:
-    """The head of this name; of a model without heads, the model itself. Raises UsageError where no head has it."""
+    """Return the head with this name or, for a model without heads, the model itself.
+
+    Raises UsageError if no head has the name.
+    """
     whole = load_model(model)
     head = next((candidate for candidate in heads_of(whole) if whole.heads is None or candidate.name == name), None)
     if head is None:
@@ -150,7 +153,11 @@ def head_of(model: str | Path | Model, name: str) -> Model:
 
 
 def load_one(source: str | Path | Model) -> Model:
-    """As `load_model`, for what takes one label column. Raises UsageError, too, for a model with heads."""
+    """Load a model for a command that works on one label column.
+
+    Warns of a model that lacks its preparation. Raises the errors of `load_model`, and UsageError for a model with
+    heads.
+    """
     model = load_model(source)
     if model.heads is not None:
         raise UsageError(
@@ -162,6 +169,7 @@ def load_one(source: str | Path | Model) -> Model:
 
 
 def _named(heads: Heads | None) -> str:
+    """Return the names of the heads, for messages."""
     return ", ".join(name for name, _ in heads or ())
 
 
@@ -170,14 +178,18 @@ def load_models(
     network: str = "uncertain",
     preparation: str | os.PathLike[str] | None = None,
 ) -> Models:
-    """Load what the option `model` names: one model, or several. network: about which texts theirs are asked.
-    preparation: what one model's texts go through.
+    """Load what the option `model` names: one model or several.
 
-    Warns of a model that is known and lacks its preparation.
+    network: which texts the models' networks score, as in `Model.asking`. preparation: a preparation for one model, as
+    in `prepared`.
 
-    Raises ModelError as `load_model` does, and UsageError as `Model.asking` and `prepared` do, for no model, for two
-    whose columns would have one name, and for a preparation of several models.
+    Warns of a published model that lacks its preparation.
+
+    Raises ModelError as `load_model` does, and UsageError as `Model.asking` and `prepared` do. Also raises UsageError
+    if there is no model, if the columns of two models would have the same name, or if there is a preparation and
+    several models.
     """
+    # Load the models, and give a single one its preparation.
     given = [source] if isinstance(source, str | Path | Model) else list(source)
     if not given:
         raise UsageError("no model is named: give --model")
@@ -188,6 +200,7 @@ def load_models(
         models = Models((prepared(models.loaded[0], preparation),))
     for model in models.loaded:
         warn_if_raw(model)
+    # Check that the names of their columns differ.
     names = models.short_names
     for name in names:
         if names.count(name) > 1:
@@ -199,13 +212,14 @@ def load_models(
 
 
 def forget_models() -> None:
-    """Release the models that were loaded last."""
+    """Release the models that `load_models` keeps in memory."""
     _loaded.cache_clear()
 
 
 def _load(source: str | Path | Model, network: str) -> Model:
-    """A model, and the same object again while its file stays as it is: it takes longer to read and check one than to
-    label thousands of texts.
+    """Load a model, or return the same object again while its files are unchanged.
+
+    To read and check a model takes longer than to label thousands of texts.
     """
     if isinstance(source, Model) or str(source).startswith(HUB):
         return load_model(source).asking(network)
@@ -213,7 +227,7 @@ def _load(source: str | Path | Model, network: str) -> Model:
     shipped = str(shipped_file(name)) if name in SHIPPED else name
     states = []
     within = [f"{shipped}/{file}" for file in FILES]
-    for path in (shipped, f"{shipped}.json", *within):  # what stands beside a `params.bin`, or in an encoder's folder
+    for path in (shipped, f"{shipped}.json", *within):  # also the sidecar of a params.bin, and files of an encoder
         with suppress(OSError):
             about = os.stat(path)
             states.append((os.path.realpath(path), about.st_dev, about.st_ino, about.st_size, about.st_mtime_ns))
@@ -222,11 +236,12 @@ def _load(source: str | Path | Model, network: str) -> Model:
 
 @lru_cache(maxsize=2)
 def _loaded(name: str, network: str, states: tuple[tuple[str, int, int, int, int], ...]) -> Model:
-    """states: of the files from which it is loaded."""
+    """Load a model. states: the states of its files, which are part of the key of the cache."""
     return load_model(name).asking(network)
 
 
 def _cost(model: Model) -> float:
+    """Return `Models.cost` for one model."""
     share = 1.0 if model.cascade is None else model.cascade.share
     if model.encoder is not None:
         return _NGRAMS_COST + share * model.encoder.computed_weights / _ENCODER_WEIGHTS
@@ -236,6 +251,7 @@ def _cost(model: Model) -> float:
 
 
 def _short(name: str) -> str:
+    """Return the name of a repository, or of a file without folder and suffix."""
     if name.startswith(HUB):
         return repository_of(name)[0].partition("/")[2]
     last = name.rstrip("/").rpartition("/")[2] or name

@@ -1,7 +1,7 @@
 """Explains the scores of one text: where each of its n-grams is, and what it adds to the score of each class.
 
-The scores of `ngrams.py` are sums over buckets, divided by a length that the text has. So they are sums over n-grams:
-n-grams that fall into one bucket share its part equally.
+The scores of `ngrams.py` are sums over buckets, divided by a norm that depends on the text. So they are also sums over
+n-grams, in which n-grams of the same bucket share the bucket's part equally.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ class WeighedNGrams(NamedTuple):
     Attributes
     ----------
     of_words : bool [G]
-        Whether it is one of words, or of characters.
+        Whether it is an n-gram of words; otherwise, it is one of characters.
     begins, ends : int64 [G]
-        Characters of the text, without the white space around an n-gram of characters.
+        Where the n-gram begins and ends in the text, in characters, without white space around it.
     weights : float64 [G, classes]
-        What it adds to the score of each class. Over all n-grams these add up to the scores of `ngrams.scores`.
+        What the n-gram adds to the score of each class. The sums over all n-grams are the scores of `ngrams.scores`.
 
     """
 
@@ -68,7 +68,7 @@ def _weights(grams: list[Grams], ngrams: NGrams, scale: Doubles) -> Doubles:
 def _places(text: str, kinds: Kinds) -> tuple[_Places, _Places]:
     """Return where the n-grams of `find` begin and end, one pair for each n: first of words, then of characters."""
     points = np.array([*map(ord, text)], np.int64)
-    symbols = np.full(len(points) + 2, SPACE, np.uint16)  # a white space before the text and after it
+    symbols = np.full(len(points) + 2, SPACE, np.uint16)  # white space before the text and after it
     in_table = script()
     symbols[1:-1] = np.where(points < 1 << 16, in_table.symbols[points & 0xFFFF], BEYOND)
     letter = np.unpackbits(in_table.letters.view(np.uint8), bitorder="little").astype(np.bool_)[symbols]

@@ -1,6 +1,6 @@
-"""A tokenizer as a model file stores it: the JSON of the library `tokenizers`, which makes the tokens.
+"""A tokenizer as a model file stores it: the JSON of the library `tokenizers`, which splits texts into tokens.
 
-The tokens of this library depend on its version, so an engine names the version in its backend.
+The tokens may depend on the version of the library, so an engine names the version in its backend.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from .wordpiece import Tokens
 Integers = NDArray[np.int64]
 
 _LONGEST_WORD = 16
-"""Tokens of a word from which on it may be parted between any two of them: some scripts have no spaces."""
+"""The number of tokens above which a word may be split between any two of them, since some scripts have no spaces."""
 
 
 @dataclass(frozen=True)
@@ -30,9 +30,9 @@ class StoredTokenizer:
     Attributes
     ----------
     json : uint8 [bytes]
-        What is in a file ``tokenizer.json``, in UTF-8.
+        The content of a ``tokenizer.json``, in UTF-8.
     cut : str
-        Which side of a text is left out where it has more tokens than are read: "right" or "left".
+        The side on which a text is cut if it has too many tokens: "right" or "left".
 
     """
 
@@ -51,7 +51,7 @@ class StoredTokenizer:
             raise UsageError(f"tokenizers is not installed: {install('pieces')}") from error
         try:
             tokenizer = Tokenizer.from_str(self.json.tobytes().decode())
-        except Exception as error:  # of Rust's, without a class of its own
+        except Exception as error:  # the library raises a plain Exception
             raise ModelError(f"tokenizers does not read the tokenizer of this model: {str(error)[:200]}") from error
         tokenizer.no_padding()
         tokenizer.no_truncation()
@@ -59,7 +59,7 @@ class StoredTokenizer:
 
     @cached_property
     def _cutting(self) -> dict[int, Any]:
-        """The tokenizers that cut texts, by the tokens that are read."""
+        """The tokenizers that cut texts, by the number of tokens to which they cut."""
         return {}
 
     @property
@@ -72,15 +72,15 @@ class StoredTokenizer:
         """One more than the largest number of a token."""
         return 1 + max(self.library.get_vocab().values(), default=0)
 
-    def encoded(self, texts: list[str], most: int) -> list[Any]:
-        """Return the `tokenizers.Encoding` of each text, cut to `most` tokens, on all cores and without offsets."""
-        if most not in self._cutting:
+    def encoded(self, texts: list[str], most_tokens: int) -> list[Any]:
+        """Return the `tokenizers.Encoding` of each text, cut to `most_tokens`, on all cores and without offsets."""
+        if most_tokens not in self._cutting:
             cutting = type(self.library).from_str(self.library.to_str())
-            cutting.enable_truncation(most, direction=self.cut)
-            self._cutting[most] = cutting
-        return list(self._cutting[most].encode_batch_fast(texts))
+            cutting.enable_truncation(most_tokens, direction=self.cut)
+            self._cutting[most_tokens] = cutting
+        return list(self._cutting[most_tokens].encode_batch_fast(texts))
 
-    def of_texts(self, data: NDArray[np.uint8], offsets: Integers, most: int) -> Tokens:
+    def of_texts(self, data: NDArray[np.uint8], offsets: Integers, most_tokens: int) -> Tokens:
         """Return the tokens of N texts in valid UTF-8, including those that frame each text.
 
         Parameters
@@ -89,11 +89,11 @@ class StoredTokenizer:
             The texts, one after another.
         offsets : int64 [N + 1]
             Text i is ``data[offsets[i]:offsets[i + 1]]``.
-        most : int
-            Tokens of a text; what is beyond is cut off.
+        most_tokens : int
+            The largest number of tokens of a text. Further tokens are cut off.
 
         """
-        encoded = self.encoded([*strings(data, offsets)], most)
+        encoded = self.encoded([*strings(data, offsets)], most_tokens)
         ends = np.cumsum([0, *(len(one.ids) for one in encoded)], dtype=np.int64)
         ids = np.fromiter((token for one in encoded for token in one.ids), np.int64, int(ends[-1]))
         return Tokens(ids, ends, np.array([bool(one.overflowing) for one in encoded], np.bool_))
@@ -101,8 +101,8 @@ class StoredTokenizer:
     def words_of(self, text: str) -> tuple[Integers, Integers]:
         """Return where each word of a text begins, in code points, and how many tokens it has, [words] each.
 
-        Words are what the tokenizer splits a text into before it looks for tokens. A word of more than 16 tokens, as in
-        scripts without spaces, may end after any of its tokens.
+        Words are the parts into which the tokenizer splits a text before it looks for tokens. A word of more than 16
+        tokens, as in scripts without spaces, may end after any of its tokens.
         """
         encoded = self.library.encode(text, add_special_tokens=False)
         if not encoded.ids:
@@ -112,7 +112,7 @@ class StoredTokenizer:
         begins = np.append(True, words[1:] != words[:-1])
         sizes = np.diff(np.append(np.flatnonzero(begins), len(words)))
         begins |= np.repeat(sizes > _LONGEST_WORD, sizes)
-        begins[1:] &= starts[1:] > np.maximum.accumulate(starts)[:-1]  # several tokens can be of one character
+        begins[1:] &= starts[1:] > np.maximum.accumulate(starts)[:-1]  # one character may have several tokens
         first = np.flatnonzero(begins)
         return starts[first], np.diff(np.append(first, len(words)))
 

@@ -1,6 +1,6 @@
-"""Encoders of families that our kernels do not compute: what their folder holds, for PyTorch to compute.
+"""Encoders of families that our kernels do not support: the files of their folder, from which PyTorch computes them.
 
-The config, the weights and the tokenizer are as transformers has saved them. `engine/torch_encoder.py` computes them.
+The config, the weights and the tokenizer are those that transformers saved. `engine/torch_encoder.py` computes them.
 """
 
 from __future__ import annotations
@@ -27,29 +27,32 @@ _FILE, _TOKENIZER, _LAST = f"{PREFIX}file ", f"{PREFIX}tokenizer", f"{PREFIX}las
 _WEIGHTS = ".safetensors"
 
 ACTIVATION = re.compile(r"torch\.nn\.(?:modules\.(?:activation|linear)\.)?[A-Z]\w*")
-"""What may follow a Dense module of sentence-transformers: a class of PyTorch's."""
+"""The names of activations that a Dense module of sentence-transformers may have: classes of PyTorch."""
 
 
 class TorchSettings(Struct, frozen=True, forbid_unknown_fields=True):
-    """What decides what PyTorch computes, beside the files.
+    """The settings that decide, beside the files, what PyTorch computes.
+
+    `inputs`, `most_tokens`, `cut` and `prompt` are about tokens, `family`, `width` and `task` about the model, and
+    `outputs` and `is_normalised` about its result.
 
     Attributes
     ----------
     family : str
-        What transformers calls the kind of model, such as "modernbert".
+        The name that transformers gives the kind of model, such as "modernbert".
     task : str
-        "classifier", whose head is among the weights, or "vectors", to which modules of sentence-transformers may be
-        applied.
+        "classifier" for a model with a head among its weights; "vectors" for a model without one, to which modules of
+        sentence-transformers may be applied.
     width, outputs : int
-        Values of a token's vector, and those that are computed for a text.
-    most : int
-        Tokens of a text that are read, with the ones that frame it.
+        The number of values of a token's vector, and of the values that are computed for a text.
+    most_tokens : int
+        The largest number of tokens of a text, including those that frame it. Further tokens are not read.
     inputs : tuple of str
-        What the model gets of each token.
+        The names of the inputs that the model gets for each token.
     cut : str
-        Which side of a longer text is left out: "right" or "left".
+        The side on which a longer text is cut: "right" or "left".
     prompt : str
-        What each text begins with.
+        The beginning that is put before each text.
     is_normalised : bool
         Whether vectors are divided by their length in the end.
 
@@ -59,7 +62,7 @@ class TorchSettings(Struct, frozen=True, forbid_unknown_fields=True):
     task: Literal["classifier", "vectors"]
     width: Annotated[int, Meta(ge=1)]
     outputs: Annotated[int, Meta(ge=1)]
-    most: Annotated[int, Meta(ge=1, le=MOST_TOKENS)]
+    most_tokens: Annotated[int, Meta(ge=1, le=MOST_TOKENS)] = msgspec.field(name="most")
     inputs: tuple[Literal["input_ids", "attention_mask", "token_type_ids"], ...]
     cut: Literal["right", "left"] = "right"
     prompt: str = ""
@@ -67,16 +70,16 @@ class TorchSettings(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Stored(NamedTuple):
-    """A tensor in a file of safetensors.
+    """A tensor in a safetensors file.
 
     Attributes
     ----------
     dtype : str
-        As safetensors names it: "F32", "BF16".
+        The dtype by its name in safetensors, such as "F32" or "BF16".
     shape : tuple of int
-        Its shape.
+        The shape.
     data : uint8 [bytes]
-        Its values, in the order of C.
+        The values, in C order.
 
     """
 
@@ -87,19 +90,19 @@ class Stored(NamedTuple):
 
 @dataclass(frozen=True)
 class TorchEncoder:
-    """An encoder in place of a network, which PyTorch computes; immutable.
+    """An encoder that PyTorch computes, which replaces the network of a model; immutable.
 
     Attributes
     ----------
     settings : TorchSettings
-        What decides its results beside the files.
+        The settings that decide results beside the files.
     tokens : StoredTokenizer
-        Its tokenizer.
+        The tokenizer.
     files : mapping of str to ndarray
-        uint8 [bytes]: config.json, the weights, and the files of the modules of sentence-transformers, by their path in
-        the folder.
+        The content, uint8 [bytes], of config.json, the weights, and the modules of sentence-transformers, by the files'
+        paths in the folder.
     weights : mapping of str to ndarray
-        float32: "last" [outputs, classes], a product that follows what PyTorch computes, where there is one.
+        float32: "last" [outputs, classes], if the result of PyTorch is multiplied with a matrix.
 
     """
 
@@ -113,22 +116,22 @@ class TorchEncoder:
 
     @property
     def about(self) -> Any:
-        """What decides scores beside the tensors, as JSON values."""
+        """All that decides scores beside the tensors, as JSON values."""
         return msgspec.to_builtins(self.settings)
 
     @property
     def framing(self) -> int:
-        """Tokens that are put before a text and after it, those of a prompt among them."""
+        """The number of tokens that are added before a text and after it, including those of a prompt."""
         return self.tokens.framing + len(self.tokens.library.encode(self.settings.prompt, add_special_tokens=False))
 
     @property
     def width(self) -> int:
-        """Values of a token's vector."""
+        """The number of values of a token's vector."""
         return self.settings.width
 
     @property
     def outputs(self) -> int:
-        """Values of a text's vector."""
+        """The number of values that are computed for a text."""
         return self.settings.outputs
 
     @property
@@ -138,6 +141,7 @@ class TorchEncoder:
 
     @cached_property
     def _shapes(self) -> dict[str, tuple[int, ...]]:
+        """The shapes of the tensors of the model itself, by their names."""
         return {name: one.shape for name, one in self.stored().items()}
 
     @property
@@ -151,7 +155,7 @@ class TorchEncoder:
         return sum(int(np.prod(shape)) for name, shape in self._shapes.items() if "embeddings." not in name)
 
     def stored(self) -> dict[str, Stored]:
-        """The tensors of the model itself, by their names. Raises ModelError where a file is damaged."""
+        """Return the tensors of the model itself, by their names. Raises ModelError if a file is damaged."""
         found: dict[str, Stored] = {}
         for name, data in self.files.items():
             if name.endswith(_WEIGHTS) and "/" not in name:
@@ -159,14 +163,17 @@ class TorchEncoder:
         return found
 
     def tensors(self) -> dict[str, NDArray[Any]]:
-        """All, by their names in a model file."""
+        """Return all tensors by their names in a model file. A file is a tensor of its bytes."""
         files = {f"{_FILE}{name}": np.asarray(data) for name, data in self.files.items()}
         last = {_LAST: self.weights["last"]} if "last" in self.weights else {}
         return {**files, _TOKENIZER: self.tokens.json, **last}
 
     @classmethod
     def of_file(cls, settings: TorchSettings, tensors: dict[str, NDArray[Any]], model: str) -> TorchEncoder:
-        """Take its files out of the tensors of a model file. Raises ModelError where one is missing."""
+        """Return the encoder of a model file, and remove its tensors from `tensors`.
+
+        Raises ModelError if one is missing.
+        """
         names = [name for name in tensors if name.startswith(_FILE)]
         if _TOKENIZER not in tensors or f"{_FILE}{CONFIG}" not in names:
             raise ModelError(f"{model}: it lacks {CONFIG} or the tokenizer of its encoder: convert it again")
@@ -176,7 +183,7 @@ class TorchEncoder:
         return cls(settings, tokens, files, last)
 
     def check(self, classes: int, model: str) -> None:
-        """Raise ModelError unless the parts fit each other, and a model of so many classes."""
+        """Raise ModelError unless the parts fit each other, and a model with this number of classes."""
         for name, data in self.files.items():
             if data.dtype != np.uint8 or data.ndim != 1 or name.startswith("/") or ".." in name.split("/"):
                 raise ModelError(f"{model}: {name!r:.80} is no file of an encoder")
@@ -188,12 +195,13 @@ class TorchEncoder:
             raise ModelError(f"{model}: its encoder's last product is not finite")
 
     def tokens_of(self, data: NDArray[np.uint8], offsets: NDArray[np.int64]) -> Tokens:
-        """The tokens of N texts in valid UTF-8, without a prompt; texts as in `WordPiece.of_texts`."""
-        return self.tokens.of_texts(data, offsets, self.settings.most)
+        """Return the tokens of N texts in valid UTF-8, without a prompt. data, offsets: as for `WordPiece.of_texts`."""
+        return self.tokens.of_texts(data, offsets, self.settings.most_tokens)
 
     def as_vectors(self) -> TorchEncoder:
-        """The same encoder for vectors of length one, without a last product. Those of a classifier are the mean of its
-        tokens' vectors, before its head.
+        """Return the same encoder for vectors of length one, without a last product.
+
+        The vector of a classifier is the mean of the tokens' vectors, before the head.
         """
         settings = msgspec.structs.replace(self.settings, is_normalised=True)
         if self.settings.task == "classifier":
@@ -202,7 +210,7 @@ class TorchEncoder:
 
 
 def tensors_of(data: NDArray[np.uint8], name: str) -> dict[str, Stored]:
-    """The tensors of a file of safetensors, which share its memory. Raises ModelError where it is damaged."""
+    """Return the tensors of a safetensors file, which share its memory. Raises ModelError if the file is damaged."""
     try:
         size = int.from_bytes(data[:8].tobytes(), "little")
         header = json.loads(data[8 : 8 + size].tobytes())

@@ -1,7 +1,7 @@
-"""Folders of encoders of which PyTorch computes the forward pass: read, or refused by name.
+"""The reader of encoders' folders for which PyTorch computes the forward pass. It refuses what it cannot compute.
 
-transformers decides what its files mean: the class of the model, and the tokenizer. No code of a folder runs, and no
-pickle is read.
+transformers decides what the files mean: the class of the model, and the tokenizer. The reader runs no code of a
+folder, and reads no pickle.
 """
 
 from __future__ import annotations
@@ -36,23 +36,23 @@ _PADDED_PLACES = (
     "camembert", "data2vec-text", "ibert", "lilt", "longformer", "mpnet", "roberta", "roberta-prelayernorm",
     "xlm-roberta", "xlm-roberta-xl", "xmod",
 )  # fmt: skip
-"""Families whose places are counted from the number of the padding token on."""
+"""The families that number places from one above the number of the padding token, and so have fewer places."""
 
 _INPUTS = ("input_ids", "attention_mask", "token_type_ids")
 
 
 def read(folder: Path, name: str, reason: str) -> Read:
-    """Read a folder that transformers or sentence-transformers loads without code of its own.
+    """Read a folder that transformers or sentence-transformers loads without running code of the folder.
 
-    Raises ModelError for what they do not load, or only with such code, and for files that are missing or damaged;
-    UsageError where PyTorch or transformers is not installed.
+    Raises ModelError if they do not load the folder, or only with such code, or if files are missing or damaged, and
+    UsageError if PyTorch or transformers is not installed.
 
     Parameters
     ----------
     folder : Path
         The folder.
     name : str
-        What it is called in messages.
+        The name of the folder in messages.
     reason : str
         Why our kernels do not compute it.
 
@@ -71,6 +71,8 @@ def read(folder: Path, name: str, reason: str) -> Read:
 
 
 def _read(folder: Path, name: str) -> Read:
+    """Read a folder, with the errors of a damaged one as they come."""
+    # Read the config and the weights.
     about = read_json(folder / CONFIG_FILE, name)
     config = _config(about, name)
     listed = read_json(folder / MODULES_FILE, name)
@@ -79,6 +81,7 @@ def _read(folder: Path, name: str) -> Read:
     bias, kind, levels, last = np.zeros(0, np.float32), "", None, {}
     width = outputs = int(config.hidden_size)
     prompt, limit, lower = "", None, False
+    # Read the head of a classifier, or the modules of sentence-transformers.
     if is_classifier(about):
         if listed is not None:
             what = f"it has a classifier and modules of sentence-transformers ({MODULES_FILE})"
@@ -101,6 +104,7 @@ def _read(folder: Path, name: str) -> Read:
         limit, lower = transformer.get("max_seq_length"), bool(transformer.get("do_lower_case"))
     else:
         refuse_setfit(folder, name)
+    # Load the tokenizer, and check that it fits the model.
     stored, longest, names = load(folder, name, lower)
     if unknown := {*names} - {*_INPUTS}:
         raise refused(name, f"its tokenizer makes {sorted(unknown)[0]!r:.60} too", f"{', '.join(_INPUTS)} are")
@@ -109,25 +113,28 @@ def _read(folder: Path, name: str) -> Read:
             f"{name}: its tokenizer has tokens up to number {stored.size - 1:,}, and its model vectors for "
             f"{config.vocab_size:,}: save the folder again after resize_token_embeddings"
         )
-    most = _most(config, limit or longest)
-    if most <= stored.framing:
-        raise refused(name, f"it reads {most:,} tokens of a text", f"{stored.framing + 1} or more are")
+    most_tokens = _most_tokens(config, limit or longest)
+    if most_tokens <= stored.framing:
+        raise refused(name, f"it reads {most_tokens:,} tokens of a text", f"{stored.framing + 1} or more are")
+    # Make the encoder.
     task: Any = "classifier" if classes else "vectors"
     family = str(about["model_type"])
     inputs: Any = names
-    settings = TorchSettings(family, task, width, outputs, most, inputs, stored.cut, prompt)
+    settings = TorchSettings(family, task, width, outputs, most_tokens, inputs, stored.cut, prompt)
     return Read(TorchEncoder(settings, stored, files, last), classes, bias, kind, levels)
 
 
 def refuse(folder: Path, name: str) -> None:
-    """Raise ModelError for what is a model, but not one that makes scores or vectors of one text as it is stored.
+    """Raise ModelError for a folder of a model that does not compute scores or vectors of single texts.
+
+    These are adapters, quantised weights, and models of pairs of texts.
 
     Parameters
     ----------
     folder : Path
         The folder.
     name : str
-        What it is called in messages.
+        The name of the folder in messages.
 
     """
     about = read_json(folder / CONFIG_FILE, name) or {}
@@ -149,9 +156,13 @@ def refuse(folder: Path, name: str) -> None:
 
 
 def _config(about: Json, name: str) -> Any:
-    """The settings as transformers has them. Raises ModelError for a family that it does not load by itself."""
+    """Return the config as an object of transformers.
+
+    Raises ModelError for a family that transformers does not load without code of the folder.
+    """
     import transformers
 
+    # Check the family.
     kind, code = str(about.get("model_type")), about.get("auto_map")
     classifiers, bodies = transformers.MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING, transformers.MODEL_MAPPING
     version = transformers.__version__
@@ -172,6 +183,7 @@ def _config(about: Json, name: str) -> Any:
         raise ModelError(
             f"{name} cannot be computed: transformers {version} has no models of the kind {kind!r:.40}: upgrade it"
         )
+    # Load the config, and check that transformers has a model for it.
     with said_by_transformers(name, "config"):
         config = transformers.CONFIG_MAPPING[kind].from_dict(dict(about))
     if type(config) not in (classifiers if is_classifier(about) else bodies):
@@ -180,8 +192,8 @@ def _config(about: Json, name: str) -> Any:
     return config
 
 
-def _most(config: Any, limit: int) -> int:
-    """Tokens of a text that are read: as many as the tokenizer says, and as the model has places for."""
+def _most_tokens(config: Any, limit: int) -> int:
+    """Return the largest number of tokens of a text: limited by the tokenizer, and by the places of the model."""
     places = getattr(config, "max_position_embeddings", None) or MOST_TOKENS
     places = MOST_TOKENS if places < 0 else places
     if config.model_type in _PADDED_PLACES:
@@ -190,11 +202,12 @@ def _most(config: Any, limit: int) -> int:
 
 
 def _bytes(path: Path) -> NDArray[np.uint8]:
+    """Read a file."""
     return np.frombuffer(read_file(path, MOST_BYTES), np.uint8)
 
 
 def _weights(folder: Path, name: str) -> dict[str, NDArray[np.uint8]]:
-    """The weights, in one file or several. Raises ModelError where they are missing or damaged."""
+    """Read the weights, which are in one file or several. Raises ModelError if a file is missing or damaged."""
     index = read_json(folder / SHARDS, name)
     parts = [HUB_FILE]
     if not (folder / HUB_FILE).is_file() and index is not None:
@@ -209,7 +222,10 @@ def _weights(folder: Path, name: str) -> dict[str, NDArray[np.uint8]]:
 
 
 def _transformer(folder: Path, name: str) -> Json:
-    """What sentence-transformers says of the encoder. Raises ModelError for what changes how it is called."""
+    """Read the settings of sentence-transformers for the encoder.
+
+    Raises ModelError for a setting that changes how the encoder is called.
+    """
     for file in TRANSFORMER_FILES:
         about = read_json(folder / file, name)
         if about:
@@ -226,7 +242,7 @@ def _transformer(folder: Path, name: str) -> Json:
 
 
 def _modules(folder: Path, listed: list[Json], name: str) -> list[tuple[str, Path]]:
-    """The kinds and folders of the modules after the Transformer."""
+    """Return the kinds and folders of the modules after the Transformer. Raises ModelError for an unknown module."""
     modules = []
     for one in listed:
         package, _, kind = one["type"].rpartition(".")
@@ -243,7 +259,7 @@ def _modules(folder: Path, listed: list[Json], name: str) -> list[tuple[str, Pat
 
 
 def _files_of(folder: Path, modules: list[tuple[str, Path]]) -> dict[str, NDArray[np.uint8]]:
-    """The files of modules, by their paths in the folder."""
+    """Read the files of modules, by their paths in the folder."""
     found = {}
     for _, path in modules:
         for file in (CONFIG_FILE, HUB_FILE):
@@ -253,12 +269,12 @@ def _files_of(folder: Path, modules: list[tuple[str, Path]]) -> dict[str, NDArra
 
 
 def _width(folder: Path, modules: list[tuple[str, Path]], width: int, name: str) -> int:
-    """Values of a vector after the modules, by their settings."""
+    """Return the number of values of a vector after the modules, by their settings. width: before the modules."""
     for kind, path in modules:
         about = read_json(path / CONFIG_FILE, name) or {}
         if kind == "Pooling":
             modes = about.get("pooling_mode")
-            if modes is None:  # as older versions have it
+            if modes is None:  # a file of an older version
                 flags = [key for key, value in about.items() if key.startswith("pooling_mode_") and value is True]
                 modes = flags or ["mean"]
             width *= 1 if isinstance(modes, str) else len(modes)

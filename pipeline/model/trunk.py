@@ -34,7 +34,7 @@ def trunk_of(encoder: Encoder | TorchEncoder) -> str:
     if isinstance(encoder, Encoder):
         about = {name: value for name, value in encoder.about.items() if name != "head"}
         return _digest(about, {n: tensor for n, tensor in encoder.tensors().items() if not n.startswith(_OF_HEAD)})
-    if encoder.settings.task == "vectors":  # its head is a last product
+    if encoder.settings.task == "vectors":  # the head is only a last product
         return _digest(encoder.about, {n: t for n, t in encoder.tensors().items() if not n.startswith(_OF_HEAD)})
     about = {**encoder.about, "outputs": None}
     config = {name: value for name, value in encoder.config.items() if name not in _OF_LABELS}
@@ -45,7 +45,7 @@ def trunk_of(encoder: Encoder | TorchEncoder) -> str:
 
 
 def base_of(encoder: TorchEncoder) -> str:
-    """Return what the names of a classifier's tensors begin with that are not of its head, such as "roberta"."""
+    """Return the prefix of the names of a classifier's tensors outside its head, such as "roberta"."""
     sizes = Counter[str]()
     for name, one in encoder.stored().items():
         sizes[name.partition(".")[0]] += one.data.nbytes
@@ -56,16 +56,18 @@ def vocabulary_of(encoder: Encoder | TorchEncoder) -> str:
     """Return a digest of all that decides the tokens of a text."""
     if isinstance(encoder, TorchEncoder):
         settings = encoder.settings
-        return _digest([settings.most, settings.cut, settings.prompt], _tokenizer_of(encoder))
+        return _digest([settings.most_tokens, settings.cut, settings.prompt], _tokenizer_of(encoder))
     own = {name: t for name, t in encoder.tensors().items() if name.removeprefix(PREFIX) not in encoder.weights}
-    return _digest([to_builtins(encoder.settings.rules), encoder.settings.most], own)
+    return _digest([to_builtins(encoder.settings.rules), encoder.settings.most_tokens], own)
 
 
 def _tokenizer_of(encoder: TorchEncoder) -> dict[str, NDArray[Any]]:
+    """Return the bytes of the tokenizer, as a tensor with its name."""
     return {"tokenizer": encoder.tokens.json}
 
 
 def _digest(about: Any, tensors: Mapping[str, NDArray[Any]]) -> str:
+    """Return the sha256 of JSON values and of tensors with their names, dtypes and shapes."""
     digest = hashlib.sha256(json.dumps(about, sort_keys=True).encode())
     for name in sorted(tensors):
         tensor = np.ascontiguousarray(tensors[name])

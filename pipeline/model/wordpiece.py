@@ -1,10 +1,13 @@
-"""BERT's tokens of a text, in NumPy: its normalisation, and WordPiece's longest match.
+"""BERT's tokenizer in NumPy: its normalisation, and WordPiece's longest match.
 
-A code point becomes none, one or several others, by a table which has what `tokenizers` makes of each: control
-characters are left out, accents and case are taken away where the model wants that, white space is one kind, and what
-stands alone (punctuation, Chinese characters) is marked. What is between spaces and what stands alone is a word. A word
-is cut from its beginning on into the longest entries of the vocabulary; one that cannot be cut, or is too long, is
-unknown. See Devlin et al., "BERT" (2019), and Song et al., "Fast WordPiece Tokenization" (2021).
+A text becomes tokens in three steps (Devlin et al., "BERT", 2019; Song et al., "Fast WordPiece Tokenization", 2021):
+
+1. Each code point becomes none, one or several code points, by a table of the results of the library `tokenizers`:
+   control characters are removed, accents and case are removed if the model wants that, all white space becomes one
+   character, and characters that stand alone (punctuation, Chinese characters) are marked.
+2. The text is split into words: the runs between spaces, and each character that stands alone.
+3. Each word is cut, from its beginning on, into the longest entries of the vocabulary. A word that cannot be cut, or
+   that is too long, is unknown.
 """
 
 from __future__ import annotations
@@ -25,39 +28,40 @@ from ..errors import ModelError
 from .alphabet import batches
 
 ALONE = 1 << 21
-"""Added to a code point that is a word of its own."""
+"""The mark that is added to a code point that is a word of its own."""
 
 SPACE = 0x20
 PAGE = 256
 MARKER = 0xD800
-"""The first of the code points that stand for special tokens in a text; no valid text has them."""
+"""The first of the code points that replace special tokens in a text. They are in no valid text."""
 
 MOST_SPECIAL = 256
 FRAMING = 2
-"""Tokens that begin and end a text."""
+"""The number of tokens that begin and end a text."""
 
-LENGTH_BITS = 8
-_MOST_WORDS = 1 << 20
+LENGTH_BITS = 8  # of the number of code points of a sequence
+_MOST_WORDS = 1 << 20  # that the cache of words holds
 _BATCH_BYTES = 1 << 22
 
 Integers = NDArray[np.int64]
 
 
 class Rules(Struct, frozen=True, forbid_unknown_fields=True):
-    """What decides tokens beside the vocabulary and the table of code points.
+    """The rules that decide tokens, beside the vocabulary and the table of code points.
 
     Attributes
     ----------
     first, last, unknown : int
-        The tokens that begin and end each text, and that of a word that cannot be cut.
+        The numbers of the token that begins each text, of the one that ends it, and of the one for a word that cannot
+        be cut.
     prefix : str
-        What entries of the vocabulary begin with that continue a word.
+        The prefix of the entries of the vocabulary that continue a word.
     longest : int
-        Code points of the longest word that is cut.
+        The number of code points of the longest word that is cut.
     special : dict of str to int
-        What is one token wherever it stands in a text, like "[SEP]".
+        The special tokens, each of which is one token wherever it occurs in a text, like "[SEP]", and their numbers.
     marks : str
-        The combining marks that stay, and are put in the order of Unicode's normal form NFD.
+        The combining marks that stay in a text, and that are put in the order of Unicode's normal form NFD.
 
     """
 
@@ -71,16 +75,16 @@ class Rules(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Tokens(NamedTuple):
-    """Of N texts.
+    """The tokens of N texts.
 
     Attributes
     ----------
     ids : int64 [T]
-        Of all texts, one after another.
+        The numbers of the tokens of all texts, one text after another.
     ends : int64 [N + 1]
-        Text i has ``ids[ends[i]:ends[i + 1]]``.
+        Text i has the tokens ``ids[ends[i]:ends[i + 1]]``.
     is_cut : bool [N]
-        Whether the text has more than these.
+        Whether the text has more tokens, which were cut off.
 
     """
 
@@ -96,18 +100,18 @@ class WordPiece:
     Attributes
     ----------
     rules : Rules
-        What decides tokens beside the arrays.
+        The rules that decide tokens beside the arrays.
     words : uint8 [bytes]
         The entries of the vocabulary in UTF-8, one after another.
     ends : int64 [entries]
-        Where each ends.
+        Where each entry ends in `words`.
     pages : uint16 [4352]
-        For each 256 code points, which page of `characters` has them.
+        For each 256 code points, the number of the page of `characters` that has them.
     characters : int32 [pages * 256]
-        What a code point becomes: from 0 on, one, with ALONE or without; else ``-1 - value`` is 256 times the place of
-        its first in `sequences`, and how many there are.
+        What each code point becomes. A value of 0 or more is one code point, with or without ALONE. For a negative
+        value, ``-1 - value`` is 256 * i + n, for the n code points of `sequences` from index i on.
     sequences : int32 [S]
-        What becomes several.
+        The code points of all results that are not exactly one code point.
 
     """
 
@@ -120,7 +124,10 @@ class WordPiece:
 
     @classmethod
     def of(cls, rules: Rules, vocabulary: Iterable[str], become: dict[int, list[int]]) -> WordPiece:
-        """From the entries in their order, and what each code point becomes that does not stay."""
+        """Return a vocabulary of these entries, in their order.
+
+        become: what each code point becomes, except for those that stay the same.
+        """
         encoded = [word.encode() for word in vocabulary]
         table = np.arange(0x110000, dtype=np.int32)
         table[MARKER : MARKER + MOST_SPECIAL] += ALONE
@@ -154,37 +161,39 @@ class WordPiece:
 
     @cached_property
     def _pieces(self) -> _Pieces:
+        """The cache of the tokens of words."""
         return _Pieces({word: number for number, word in enumerate(self.entries)}, self.rules)
 
     @property
     def size(self) -> int:
-        """How many entries there are."""
+        """The number of entries."""
         return len(self.ends)
 
     @property
     def framing(self) -> int:
-        """How many tokens are put before a text and after it."""
+        """The number of tokens that are added before a text and after it."""
         return FRAMING
 
     @property
     def entries(self) -> list[str]:
-        """Of the vocabulary, in their order."""
+        """The entries of the vocabulary, in their order."""
         data, ends = self.words.tobytes(), [0, *self.ends.tolist()]
         return [data[first:last].decode() for first, last in pairwise(ends)]
 
     @cached_property
     def _special(self) -> re.Pattern[str] | None:
+        """A pattern that matches any special token; None without special tokens."""
         longest_first = sorted(self.rules.special, key=len, reverse=True)
         return re.compile("|".join(map(re.escape, longest_first))) if longest_first else None
 
     @cached_property
     def marks(self) -> tuple[Integers, Integers]:
-        """Those that have an order, and the classes that it follows."""
+        """The combining marks that have an order, ascending, and the combining classes that decide the order."""
         marks = sorted(self.rules.marks)
         return np.array([*map(ord, marks)], np.int64), np.array([*map(unicodedata.combining, marks)], np.int64)
 
-    def of_texts(self, data: NDArray[np.uint8], offsets: Integers, most: int) -> Tokens:
-        """The tokens of N texts in valid UTF-8, with the ones that begin and end each.
+    def of_texts(self, data: NDArray[np.uint8], offsets: Integers, most_tokens: int) -> Tokens:
+        """Return the tokens of N texts in valid UTF-8, including the tokens that begin and end each text.
 
         Parameters
         ----------
@@ -192,72 +201,76 @@ class WordPiece:
             The texts, one after another.
         offsets : int64 [N + 1]
             Text i is ``data[offsets[i]:offsets[i + 1]]``.
-        most : int
-            Tokens of a text; what is beyond is cut off.
+        most_tokens : int
+            The largest number of tokens of a text. Further tokens are cut off.
 
         """
         parts = []
         for some in batches(offsets, _BATCH_BYTES):
             own = offsets[some.start : some.stop + 1].tolist()
-            parts.append(self._of_strings([data[a:b].tobytes().decode() for a, b in pairwise(own)], most))
-        parts = parts or [self._of_strings([], most)]
+            parts.append(self._of_strings([data[a:b].tobytes().decode() for a, b in pairwise(own)], most_tokens))
+        parts = parts or [self._of_strings([], most_tokens)]
         ends = np.cumsum(np.concatenate([[0], *(np.diff(part.ends) for part in parts)]))
         ids, is_cut = (np.concatenate([part[i] for part in parts]) for i in (0, 2))
         return Tokens(ids, ends.astype(np.int64), is_cut)
 
-    def _of_strings(self, texts: list[str], most: int) -> Tokens:
+    def _of_strings(self, texts: list[str], most_tokens: int) -> Tokens:
+        """Return the tokens of a batch of texts."""
+        # Normalise all texts at once, and split them into words.
         texts = [self._marked(text) for text in texts]
         points = _points("".join(texts))
         of_text = np.repeat(np.arange(len(texts)), np.fromiter(map(len, texts), np.int64, len(texts)))
         become, of_text = self._expanded(self._become(points), of_text)
         become = self._in_order(become, of_text)
         begins, stops = _words(become, of_text)
+        # Cut the words into tokens. A word has at least one token, so later words of a long text are left out.
         words_in = np.bincount(of_text[begins], minlength=len(texts))
-        reached = _rank(words_in) < most - 2  # a word has a token at least
+        reached = _rank(words_in) < most_tokens - 2
         begins, stops, of_word = begins[reached], stops[reached], of_text[begins][reached]
         words = self._cut_all(become, begins, stops)
         sizes = np.fromiter(map(len, words), np.int64, len(words))
         ids = np.fromiter(chain.from_iterable(words), np.int64, int(sizes.sum()))
+        # Cut off what is too long, and frame each text.
         tokens_in = np.bincount(of_word, sizes, len(texts)).astype(np.int64)
-        ids = ids[_rank(tokens_in) < most - 2]
-        counts = np.minimum(tokens_in, most - 2)
+        ids = ids[_rank(tokens_in) < most_tokens - 2]
+        counts = np.minimum(tokens_in, most_tokens - 2)
         ends = np.concatenate([[0], np.cumsum(counts + 2)])
         framed = np.full(ends[-1], self.rules.first, np.int64)
         framed[ends[1:] - 1] = self.rules.last
         framed[np.arange(len(ids)) + 1 + 2 * np.repeat(np.arange(len(texts)), counts)] = ids
-        return Tokens(framed, ends, (tokens_in > most - 2) | (words_in > most - 2))
+        return Tokens(framed, ends, (tokens_in > most_tokens - 2) | (words_in > most_tokens - 2))
 
     def words_of(self, text: str) -> tuple[Integers, Integers]:
-        """Of one text: where each word begins, in code points, and how many tokens it has, [words]."""
+        """Return where each word of a text begins, in code points, and how many tokens it has, [words] each."""
         is_left = np.ones(len(text), np.bool_)
         for found in self._special.finditer(text) if self._special else ():
             is_left[found.start() + 1 : found.end()] = False
         points = _points(self._marked(text))
         become, places = self._expanded(self._become(points), np.arange(len(points)))
-        become = self._in_order(become, np.zeros_like(become))  # which moves marks within their word
+        become = self._in_order(become, np.zeros_like(become))  # moves marks only within their words
         begins, stops = _words(become, np.zeros_like(become))
         counts = [len(word) for word in self._cut_all(become, begins, stops)]
         return np.flatnonzero(is_left)[places[begins]], np.array(counts, np.int64)
 
     def _cut_all(self, become: Integers, begins: Integers, stops: Integers) -> list[tuple[int, ...]]:
-        """The tokens of each word."""
+        """Return the tokens of each word."""
         string = (become % ALONE).astype("<u4").tobytes().decode("utf-32-le", "surrogatepass")
         return [self._pieces[string[a:b]] for a, b in zip(begins.tolist(), stops.tolist(), strict=True)]
 
     def _marked(self, text: str) -> str:
-        """The text with a code point of its own for each special token."""
+        """Replace each special token of a text by a code point of its own."""
         names = [*self.rules.special]
         if self._special is None or not self._special.search(text):
             return text
         return self._special.sub(lambda found: chr(MARKER + names.index(found[0])), text)
 
     def _become(self, points: Integers) -> Integers:
-        """What is in `characters` for code points."""
+        """Look code points up in `characters`."""
         places = self.pages[points // PAGE].astype(np.int64) * PAGE + points % PAGE
         return np.asarray(self.characters[places].astype(np.int64))
 
     def _expanded(self, become: Integers, of_text: Integers) -> tuple[Integers, Integers]:
-        """The code points that become of some, and of which text each is."""
+        """Replace each value of `characters` by its code points. Returns them, and the number of the text of each."""
         several = become < 0
         first, count = np.divmod(np.where(several, -1 - become, 1), 1 << LENGTH_BITS)
         ends = np.cumsum(count)
@@ -268,20 +281,20 @@ class WordPiece:
         return out, np.repeat(of_text, count)
 
     def _in_order(self, become: Integers, of_text: Integers) -> Integers:
-        """The code points with marks that follow each other in the order of Unicode's normal form NFD."""
+        """Put runs of marks in the order of Unicode's normal form NFD."""
         marks, classes = self.marks
         is_mark = np.isin(become, marks)
-        together = is_mark[1:] & is_mark[:-1] & (of_text[1:] == of_text[:-1])
-        if not together.any():
+        continues_run = is_mark[1:] & is_mark[:-1] & (of_text[1:] == of_text[:-1])
+        if not continues_run.any():
             return become
-        run = np.cumsum(np.concatenate([[True], ~together]))
+        run = np.cumsum(np.concatenate([[True], ~continues_run]))
         class_ = np.zeros(len(become), np.int64)
         class_[is_mark] = classes[np.searchsorted(marks, become[is_mark])]
         return become[np.lexsort((class_, run))]
 
 
 class _Pieces(dict[str, tuple[int, ...]]):
-    """The tokens of each word, found when it is first asked for."""
+    """A cache of the tokens of words, which cuts a word when it is first looked up."""
 
     def __init__(self, numbers: dict[str, int], rules: Rules) -> None:
         self._numbers, self._rules = numbers, rules
@@ -294,6 +307,7 @@ class _Pieces(dict[str, tuple[int, ...]]):
         return pieces
 
     def _cut(self, word: str) -> tuple[int, ...]:
+        """Cut a word into its tokens."""
         if MARKER <= ord(word[0]) < MARKER + MOST_SPECIAL:
             return ([*self._rules.special.values()][ord(word[0]) - MARKER],)
         if len(word) > self._rules.longest:
@@ -314,9 +328,9 @@ class _Pieces(dict[str, tuple[int, ...]]):
 
 
 def _words(become: Integers, of_text: Integers) -> tuple[Integers, Integers]:
-    """Where words begin and where they end, among code points of which some stand alone."""
+    """Return where words begin and where they end, as indices of code points."""
     inside, alone = become != SPACE, become >= ALONE
-    parted = np.empty(len(become) + 1, np.bool_)  # whether there is a border before each
+    parted = np.empty(len(become) + 1, np.bool_)  # whether a border is before each code point
     parted[[0, -1]] = True
     parted[1:-1] = alone[1:] | alone[:-1] | (of_text[1:] != of_text[:-1])
     begins = inside & (parted[:-1] | ~np.concatenate([[False], inside[:-1]]))
@@ -325,9 +339,10 @@ def _words(become: Integers, of_text: Integers) -> tuple[Integers, Integers]:
 
 
 def _points(text: str) -> Integers:
+    """Return the code points of a text."""
     return np.frombuffer(text.encode("utf-32-le", "surrogatepass"), "<u4").astype(np.int64)
 
 
 def _rank(counts: Integers) -> Integers:
-    """0, 1, … up to each count, one after another."""
+    """Return the numbers from 0 to below each count, one count after another."""
     return np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)

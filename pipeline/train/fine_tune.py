@@ -276,7 +276,7 @@ def fine_tune(
 
 def _rows_of(encoder: Encoder | TorchEncoder, text: TextBuffers, answers: Answers, rows: RowNumbers) -> _Rows:
     data, offsets = text.rows(rows)
-    most_tokens = min(encoder.settings.most, _MOST_TOKENS)
+    most_tokens = min(encoder.settings.most_tokens, _MOST_TOKENS)
     texts: list[Any]
     if isinstance(encoder, Encoder):
         tokens = encoder.tokens.of_texts(data, offsets, most_tokens)

@@ -74,7 +74,7 @@ def reads(model: Model, most: int) -> Model:
     assert encoder is not None
     weights = {**encoder.weights, "places": encoder.weights["places"][:most]}
     return replace(
-        model, encoder=replace(encoder, settings=structs.replace(encoder.settings, most=most), weights=weights)
+        model, encoder=replace(encoder, settings=structs.replace(encoder.settings, most_tokens=most), weights=weights)
     )
 
 

@@ -172,7 +172,7 @@ def test_texts_are_made_lower_case_where_sentence_transformers_does(tmp_path: Pa
     change(folder / "sentence_bert_config.json", do_lower_case=True, max_seq_length=20)
     (encoder, *_), _ = encoder_folder.read(folder, "it")
     texts = as_texts(TEXTS)
-    assert encoder.settings.most == 20
+    assert encoder.settings.most_tokens == 20
     expected = by_sentence_transformers(folder, TEXTS)
     np.testing.assert_allclose(vectors(encoder, texts.data, texts.offsets, "cpu"), expected, atol=TOLERANCE)
 

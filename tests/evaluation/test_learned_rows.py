@@ -125,7 +125,7 @@ def test_a_pipe_says_so_too(known: pa.Table, model_file: Path, tmp_path: Path, b
 
 def test_of_very_many_texts_the_small_hashes_are_kept(tmp_path: Path, model: Model) -> None:
     texts = pa.array([f"text number {i}" for i in range(4000)], pa.large_string())
-    some = LearnedRows.of(texts, 100, most=1000)
+    some = LearnedRows.of(texts, 100, most_hashes=1000)
     assert some.rows == 4000
     assert 250 < len(some.hashes) <= 1000
     found = some.look_up(pa.concat_arrays([texts.slice(0, 2000), pc.utf8_upper(texts.slice(0, 100))]))

@@ -94,7 +94,7 @@ def test_a_row_of_distances_is_that_of_its_query_and_key(tokens: int) -> None:
     rng = np.random.default_rng(2)
     for name in ("0.keys_at", "0.queries_at"):
         encoder.weights[name] = rng.normal(0, 1, (16, 120)).astype(np.float32)  # type: ignore[index]
-    encoder = replace(encoder, settings=structs.replace(encoder.settings, most=150))
+    encoder = replace(encoder, settings=structs.replace(encoder.settings, most_tokens=150))
     shape = encoder_shape(encoder)
     assert shape is not None
     table = distance_table(encoder, shape, 0)

@@ -87,7 +87,7 @@ def compare_tokens(folder: Path) -> None:
         one.no_padding()
     assert json.loads(ours.to_str()) == json.loads(backend.to_str())
     ids, ends, _ = encoder.tokens_of(texts().data, texts().offsets)
-    limit = encoder.settings.most
+    limit = encoder.settings.most_tokens
     expected = [library(text, truncation=True, max_length=limit)["input_ids"] for text in TEXTS]
     assert [ids[a:b].tolist() for a, b in pairwise(ends.tolist())] == expected
     assert limit == min(library.model_max_length, 48)

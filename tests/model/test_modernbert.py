@@ -222,5 +222,5 @@ def test_tokens_are_those_of_transformers(tmp_path: Path) -> None:
     library = transformers.AutoTokenizer.from_pretrained(folder)
     given = Texts.of([text.encode() for text in TEXTS])
     ids, ends, _ = read.tokens_of(given.data, given.offsets)
-    wanted = [library(text, truncation=True, max_length=read.settings.most)["input_ids"] for text in TEXTS]
+    wanted = [library(text, truncation=True, max_length=read.settings.most_tokens)["input_ids"] for text in TEXTS]
     assert [ids[a:b].tolist() for a, b in pairwise(ends.tolist())] == wanted

@@ -107,9 +107,9 @@ def test_tokens_are_those_of_transformers(both: tuple[Encoder, Any], texts: list
     encoder, library = both
     given = Texts.of([text.encode() for text in texts])
     ids, ends, is_cut = encoder.tokens_of(given.data, given.offsets)
-    wanted = [library(text, truncation=True, max_length=encoder.settings.most)["input_ids"] for text in texts]
+    wanted = [library(text, truncation=True, max_length=encoder.settings.most_tokens)["input_ids"] for text in texts]
     assert [ids[a:b].tolist() for a, b in pairwise(ends.tolist())] == wanted
-    assert is_cut.tolist() == [len(library(text)["input_ids"]) > encoder.settings.most for text in texts]
+    assert is_cut.tolist() == [len(library(text)["input_ids"]) > encoder.settings.most_tokens for text in texts]
 
 
 def test_inspect_says_that_own_kernels_compute_it(tmp_path: Path, broadsheet_here: CommandHere) -> None:
@@ -132,7 +132,7 @@ def test_a_tokenizer_with_more_tokens_than_the_model_is_refused(tmp_path: Path) 
     few.check(3, "it")
     with pytest.raises(ModelError, match="more tokens than its embedding has rows"):
         few.tokens_of(*_given("the ferry"))
-    negative = Encoder(structs.replace(encoder.settings, most=10), encoder.tokens, encoder.weights)
+    negative = Encoder(structs.replace(encoder.settings, most_tokens=10), encoder.tokens, encoder.weights)
     with pytest.raises(ModelError, match="places"):
         negative.check(3, "it")
 

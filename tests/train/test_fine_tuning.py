@@ -106,7 +106,7 @@ def test_what_learns_is_what_our_engine_computes(tmp_path: Path, folder: Path, f
     own = as_texts(texts)
     expected = vectors(encoder, own.data, own.offsets, "cpu")
     module = tunable(encoder).eval()
-    most = encoder.settings.most
+    most = encoder.settings.most_tokens
     given: list[Any]
     if isinstance(encoder, Encoder):
         tokens = encoder.tokens.of_texts(own.data, own.offsets, most)
