@@ -131,7 +131,7 @@ class TextParts(NamedTuple):
     firsts: NDArray[np.int32]
 
 
-def text_parts(sizes: NDArray[np.int64], most: int, splits: bool) -> TextParts:
+def text_parts(sizes: NDArray[np.int64], limit: int, splits: bool) -> TextParts:
     """Return the parts of texts. A short text is one part.
 
     The last part of a long text has all bytes after those that most likely become the tokens which the model reads.
@@ -140,13 +140,13 @@ def text_parts(sizes: NDArray[np.int64], most: int, splits: bool) -> TextParts:
     ----------
     sizes : int64 [texts]
         The bytes of each text.
-    most : int
+    limit : int
         The most tokens that the model reads.
     splits : bool
         Whether texts may be split: the result of `may_split`.
 
     """
-    parts = np.minimum(-(-sizes // TOKEN_SEGMENT), -(-_BYTES_OF_A_TOKEN * most // TOKEN_SEGMENT))
+    parts = np.minimum(-(-sizes // TOKEN_SEGMENT), -(-_BYTES_OF_A_TOKEN * limit // TOKEN_SEGMENT))
     parts = np.where(splits & (sizes >= _SPLIT_BYTES), parts, 1)
     firsts = np.concatenate([[0], np.cumsum(parts)]).astype(np.int32)
     return TextParts(np.repeat(np.arange(len(sizes), dtype=np.int32), parts), firsts)
