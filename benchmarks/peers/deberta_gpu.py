@@ -2,9 +2,11 @@
 
     python -m benchmarks.peers.deberta_gpu --articles-csv train.csv --output FILE
 
-Weights are random, of the shapes of microsoft/deberta-v3-base and gte-base-en-v1.5, which cost the same. A Unigram of
-30,000 tokens is learned from the articles first. All else is as in `modernbert_gpu`: PyTorch's forward in fp16, of
-transformers, as it is and by torch.compile. DeBERTa has no fused attention there; `gte` needs transformers 5.24.
+Weights are random, of the shapes of microsoft/deberta-v3-base and gte-base-en-v1.5, which cost the same. A vocabulary
+of 30,000 tokens is learned from the articles first: a Unigram as DeBERTa-v3 and multilingual `gte` have it, which
+`tokenizers` reads, or a WordPiece as English `gte` has it, which our kernels read. All else is as in `modernbert_gpu`:
+PyTorch's forward in fp16, of transformers, as it is and by torch.compile. DeBERTa has no fused attention there; `gte`
+needs transformers 5.24.
 """
 
 from __future__ import annotations
@@ -17,20 +19,32 @@ import numpy as np
 import tokenizers
 import torch
 import transformers
-from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
+from tokenizers import BertWordPieceTokenizer, Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
 
 from benchmarks.peers.modernbert_gpu import row_of
 from benchmarks.record import about, parser, write
 from broadsheet.pipeline.model.encoder import Distances, Encoder, Rotary, Settings
+from broadsheet.pipeline.model.encoder_tokens import word_piece
 from broadsheet.pipeline.model.stored_tokenizer import StoredTokenizer
+from broadsheet.pipeline.model.wordpiece import WordPiece
 
 LAYERS, WIDTH, HEADS, INNER, CLASSES = 12, 768, 12, 3072, 4
 ENTRIES, LEARNED_FROM = 30_000, 20_000
 DISTANCES, ROTARY = Distances(256, 512), Rotary(160_000.0)
 
 
-def learned(articles: list[str]) -> Tokenizer:
-    """Return a Unigram tokenizer, which is also the kind of DeBERTa-v3 and of multilingual models."""
+def learned_word_piece(articles: list[str]) -> Tokenizer:
+    """Return a WordPiece tokenizer, the kind of BERT and English `gte`."""
+    made = BertWordPieceTokenizer()
+    made.train_from_iterator(articles[:LEARNED_FROM], vocab_size=ENTRIES, show_progress=False)
+    frame = [(name, made.token_to_id(name)) for name in ("[SEP]", "[CLS]")]
+    tokenizer = Tokenizer.from_str(made.to_str())
+    tokenizer.post_processor = processors.BertProcessing(*frame)
+    return tokenizer
+
+
+def learned_unigram(articles: list[str]) -> Tokenizer:
+    """Return a Unigram tokenizer, the kind of DeBERTa-v3 and of multilingual models."""
     made = Tokenizer(models.Unigram())
     made.normalizer, made.pre_tokenizer = normalizers.NFKC(), pre_tokenizers.Metaspace()
     special = ["[CLS]", "[SEP]", "[UNK]"]
@@ -76,12 +90,18 @@ def drawn(tokenizer: Tokenizer, limit: int, is_gte: bool) -> Encoder:
         if not is_gte:
             tables = (f"{layer}.keys_at", f"{layer}.queries_at")
             weights |= {name: random(2 * DISTANCES.span, WIDTH) for name in tables}
+    tokens: WordPiece | StoredTokenizer
+    if tokenizer.to_str().count('"WordPiece"'):
+        tokens = word_piece(tokenizer, False, ENTRIES, "it")
+    else:
+        tokens = StoredTokenizer(np.frombuffer(tokenizer.to_str().encode(), np.uint8))
+    rules = tokens.rules if isinstance(tokens, WordPiece) else None
     settings = Settings(
-        layers=LAYERS, heads=HEADS, epsilon=1e-7, activation="gelu", pooling="cls", most_tokens=limit, rules=None,
+        layers=LAYERS, heads=HEADS, epsilon=1e-7, activation="gelu", pooling="cls", most_tokens=limit, rules=rules,
         head=("tanh" if is_gte else "gelu",), rotary=(ROTARY,) * LAYERS if is_gte else (), is_gated=is_gte,
         distances=None if is_gte else DISTANCES,
     )  # fmt: skip
-    encoder = Encoder(settings, StoredTokenizer(np.frombuffer(tokenizer.to_str().encode(), np.uint8)), weights)
+    encoder = Encoder(settings, tokens, weights)
     encoder.check(CLASSES, "it")
     return encoder
 
@@ -111,6 +131,8 @@ class Family(NamedTuple):
 
     Attributes
     ----------
+    learned : callable
+        Learns the tokenizer from articles.
     forward : callable
         Makes the module of PyTorch.
     lengths : tuple of int
@@ -122,15 +144,18 @@ class Family(NamedTuple):
 
     """
 
+    learned: Callable[[list[str]], Tokenizer]
     forward: Callable[[], Any]
     lengths: tuple[int, ...]
     weights: int
     products: int
 
 
+_GATED = 4 * WIDTH**2 + 3 * WIDTH * INNER
 FAMILIES = {
-    "DeBERTa-v3-base": Family(deberta, (64, 512), 4 * WIDTH**2 + 2 * WIDTH * INNER, 4),
-    "gte-base": Family(gte, (64, 512, 2048), 4 * WIDTH**2 + 3 * WIDTH * INNER, 2),
+    "DeBERTa-v3-base": Family(learned_unigram, deberta, (64, 512), 4 * WIDTH**2 + 2 * WIDTH * INNER, 4),
+    "gte-base, Unigram": Family(learned_unigram, gte, (64, 512, 2048), _GATED, 2),
+    "gte-base, WordPiece": Family(learned_word_piece, gte, (64, 512), _GATED, 2),
 }
 
 
@@ -139,13 +164,13 @@ def main() -> None:
     command.add_argument("--family", choices=FAMILIES, action="append", help="measure this one alone; may be repeated")
     options = command.parse_args()
     articles = [" ".join(row[1:]) for row in csv.reader(options.articles_csv.open())]
-    tokenizer = learned(articles)
     versions = {"transformers": transformers.__version__, "tokenizers": tokenizers.__version__}
     place = about(options, gpu=torch.cuda.get_device_name(), **versions)
     rows: list[dict[str, Any]] = []
     for name in options.family or FAMILIES:
-        forward, lengths, weights, products = FAMILIES[name]
-        encoder, module = drawn(tokenizer, max(lengths), name == "gte-base"), forward()
+        learned, forward, lengths, weights, products = FAMILIES[name]
+        tokenizer = learned(articles)
+        encoder, module = drawn(tokenizer, max(lengths), forward is gte), forward()
         for length in lengths:
             a_token = 2 * LAYERS * (weights + products * WIDTH * length)
             rows.append(row_of(name, encoder, tokenizer, module, articles, length, a_token))
