@@ -32,7 +32,7 @@ from benchmarks.processes import Sampler, family
 from benchmarks.record import RESULTS, ROOT, about, parser, seconds_of, write
 from broadsheet.pipeline.engine.base import Texts
 from broadsheet.pipeline.engine.open import open_engine
-from broadsheet.pipeline.model.charcnn import load_model
+from broadsheet.pipeline.model.loading import load_model
 from broadsheet.pipeline.processes.threads import available_cores
 
 CORPORA = (

@@ -23,8 +23,9 @@ from benchmarks.articles import encoded, random_ids
 from benchmarks.peers import torch_peer
 from benchmarks.record import about, parser, seconds_of, write
 from broadsheet.pipeline.engine.open import open_engine
-from broadsheet.pipeline.model.charcnn import Model, load_model
+from broadsheet.pipeline.model.charcnn import Model
 from broadsheet.pipeline.model.layers import FRAMES
+from broadsheet.pipeline.model.loading import load_model
 from broadsheet.pipeline.processes.threads import available_cores
 
 

@@ -27,8 +27,9 @@ from benchmarks.articles import Articles, ag_news, of_length
 from benchmarks.record import about, parser, seconds_of, write
 from broadsheet.pipeline.engine.base import Predictions
 from broadsheet.pipeline.engine.open import open_engine
-from broadsheet.pipeline.model.charcnn import Model, load_model
+from broadsheet.pipeline.model.charcnn import Model
 from broadsheet.pipeline.model.fasttext import FastText, Reader
+from broadsheet.pipeline.model.loading import load_model
 from broadsheet.pipeline.processes.threads import available_cores
 
 CHUNK = {"cuda": 131_072, "cpu": 2048}

@@ -32,8 +32,9 @@ from broadsheet.pipeline.kernels.batch_arrays import DeviceTexts
 from broadsheet.pipeline.kernels.storage import STORAGE
 from broadsheet.pipeline.kernels.work import computed_rows, kernels_of
 from broadsheet.pipeline.model.alphabet import encode
-from broadsheet.pipeline.model.charcnn import Model, load_model
+from broadsheet.pipeline.model.charcnn import Model
 from broadsheet.pipeline.model.layers import FRAMES
+from broadsheet.pipeline.model.loading import load_model
 from broadsheet.pipeline.telemetry.spans import Span
 
 OURS = (

@@ -17,7 +17,7 @@ from benchmarks.record import about, parser, seconds_of, write
 from broadsheet import pipeline
 from broadsheet.pipeline.engine.base import Texts
 from broadsheet.pipeline.engine.open import open_engine
-from broadsheet.pipeline.model.charcnn import load_model
+from broadsheet.pipeline.model.loading import load_model
 
 TEXT = "Stocks fell on Monday as oil rose to its highest price in a year, and airlines warned of losses."
 

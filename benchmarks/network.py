@@ -23,7 +23,8 @@ from benchmarks.record import about, parser, seconds_of, write
 from broadsheet.pipeline.engine.base import Predictions
 from broadsheet.pipeline.engine.open import open_engine
 from broadsheet.pipeline.model.cascade import ASKS
-from broadsheet.pipeline.model.charcnn import Model, load_model
+from broadsheet.pipeline.model.charcnn import Model
+from broadsheet.pipeline.model.loading import load_model
 
 CHUNK = {"cuda": 131_072, "cpu": 512}
 LARGEST = 1e30

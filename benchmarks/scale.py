@@ -24,7 +24,7 @@ from benchmarks.corpora_files import Corpus, write_corpus
 from benchmarks.record import RESULTS, about, parser, write
 from broadsheet.cluster import connect
 from broadsheet.pipeline import classify
-from broadsheet.pipeline.model.charcnn import load_model
+from broadsheet.pipeline.model.loading import load_model
 from broadsheet.pipeline.report.job import JobReport
 
 Part = dict[str, Any]

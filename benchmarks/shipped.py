@@ -31,7 +31,8 @@ from broadsheet.pipeline.engine.open import open_engine
 from broadsheet.pipeline.evaluation.rows import hold_out, numbered
 from broadsheet.pipeline.measures.reliability import reliability
 from broadsheet.pipeline.model.cascade import margins
-from broadsheet.pipeline.model.charcnn import Model, load_model
+from broadsheet.pipeline.model.charcnn import Model
+from broadsheet.pipeline.model.loading import load_model
 from broadsheet.pipeline.model.scores import fitted, log_scores, probabilities
 
 _COLUMNS = ("topic", "title", "body")

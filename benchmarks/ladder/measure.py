@@ -22,7 +22,8 @@ from benchmarks.ladder.switches import Setting, Step
 from benchmarks.record import seconds_of
 from broadsheet.pipeline.engine.cuda import CudaEngine
 from broadsheet.pipeline.kernels.compile import compile_kernel
-from broadsheet.pipeline.model.charcnn import Model, load_model
+from broadsheet.pipeline.model.charcnn import Model
+from broadsheet.pipeline.model.loading import load_model
 
 LARGE_CHUNK, SMALL_CHUNK = 131_072, 512
 _LARGEST_BATCH = 8_448  # rows of a dense block 1 in tiles of simt: a grid has 65,535 of them at most

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from benchmarks.peers.torch_text import CHARACTERS, TextFrame
 from broadsheet.pipeline.engine.base import Texts
 from broadsheet.pipeline.model.alphabet import encode
-from broadsheet.pipeline.model.charcnn import load_model
+from broadsheet.pipeline.model.loading import load_model
 
 SIZES = (1, 16, 64, 256)
 """Texts of a batch on a GPU, which is filled up to one of these: `torch.compile` is for fixed shapes."""
