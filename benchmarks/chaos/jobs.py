@@ -76,7 +76,16 @@ def run_undisturbed(name: str, folder: Path, options: tuple[str, ...]) -> Job:
     (folder / "in").mkdir(parents=True)
     write, more = _KINDS[name]
     write(folder / "in", _rows(name))
-    asked = ("classify", "in", "--root", ".", "--chunk-size", str(_CHUNK_ROWS), *more, *options)  # relative paths, so it runs in any folder
+    asked = (
+        "classify",
+        "in",
+        "--root",
+        ".",
+        "--chunk-size",
+        str(_CHUNK_ROWS),
+        *more,
+        *options,
+    )  # relative paths, so it runs in any folder
     command = (sys.executable, "-m", "broadsheet", *asked)
     began = time.perf_counter()
     subprocess.run([*command, "-o", "out"], cwd=folder, env=environment(), check=True, capture_output=True)
@@ -119,7 +128,7 @@ def _write_gzip(folder: Path, rows: list[Row]) -> None:
 
 
 def _write_blocks(folder: Path, rows: list[Row]) -> None:
-    """Write texts that are long enough for a GPU to find the records: it reads files of 1 MiB or more, compressed or not."""
+    """Write long texts, so that a GPU finds the records: it does so in files of 1 MiB or more, compressed or not."""
     draw = random.Random("blocks")
     lines = []
     for number, text in rows:

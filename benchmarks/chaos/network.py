@@ -33,7 +33,7 @@ Happening = Callable[[SlurmNodes, Trial, str], None]
 
 @contextmanager
 def slurm(folder: Path) -> Iterator[list[Callable[[Trial], Verdict]]]:
-    """Yield the kinds of disturbances in Slurm, which runs within the block. Raises SystemExit if it cannot run here."""
+    """Run Slurm within the block, and yield its kinds of disturbances. Raises SystemExit if it cannot run here."""
     if reason := missing():
         raise SystemExit(f"no Slurm here: {reason}")
     nodes = SlurmNodes(folder)

@@ -157,7 +157,9 @@ class SlurmNodes:
         nodes = "".join(_NODE.format(name=name, last=10 + number) for number, name in enumerate(NODES, 1))
         conf = _CONF.format(host=socket.gethostname(), folder=self.folder)
         (self.folder / "slurm.conf").write_text(conf + nodes)
-        (self.folder / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\n")  # no plugin uses it, but version 2 would need systemd
+        (self.folder / "cgroup.conf").write_text(
+            "CgroupPlugin=cgroup/v1\n"
+        )  # no plugin uses it, but version 2 would need systemd
         (self.folder / "gres.conf").write_text("NodeName=gpu[1-4] Name=gpu File=/dev/null\n")
 
     def _daemon(self, *command: str) -> None:
