@@ -1,5 +1,7 @@
-"""python -m benchmarks.serve.triton_app PORT MODEL DEVICE BATCH WAIT_MS: the model behind Triton, as a Python function
-that PyTriton binds to it. BATCH is of requests, and a request's texts are rows: so it is of so many texts too.
+"""Serve the model with Triton: python -m benchmarks.serve.triton_app PORT MODEL DEVICE BATCH WAIT_MS
+
+PyTriton binds the model to Triton as a Python function. For Triton, each text of a request is a row, so BATCH counts
+texts here.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ from benchmarks.serve.peer_model import SIZES, model_of
 
 
 def main() -> None:
+    """Bind the model to Triton, and serve."""
     port, name, device, most, wait = sys.argv[1:]
     label = model_of(name, device)
 
