@@ -75,7 +75,7 @@ def read(path: Path) -> tuple[list[str], Labels]:
 
 
 def ours(
-    texts: list[str], labels: Labels, tested: list[str], device: str = "cpu", vectors: str | None = None, **how: Any
+    texts: list[str], labels: Labels, tested: list[str], device: str = "cpu", vectors: str | None = None, **options: Any
 ) -> Labels:
     """Train a model of ours, and return its labels for the rows of `tested`.
 
@@ -91,12 +91,12 @@ def ours(
         The device that trains and labels.
     vectors : str, optional
         The word vectors that `train` uses.
-    **how
+    **options
         Other options of `train`.
 
     """
     table = pa.table({"text": texts, "label": labels})
-    model = train(table, text_column="text", label_column="label", device=device, vectors=vectors, **how).model
+    model = train(table, text_column="text", label_column="label", device=device, vectors=vectors, **options).model
     return np.array(load(model, device=device).predict(tested))
 
 
@@ -205,8 +205,8 @@ class FastText:
         self, lr: float = 0.1, epoch: int = 5, words: int = 1, subwords: bool = False, buckets: int = 50_000,
         line: Callable[[str], str] = _plain,
     ) -> None:  # fmt: skip
-        self.how, self.line = {"lr": lr, "epoch": epoch, "wordNgrams": words, "bucket": buckets}, line
-        self.how |= {"minn": 3 * subwords, "maxn": 5 * subwords, "thread": 1, "seed": 0, "verbose": 0}
+        self.settings, self.line = {"lr": lr, "epoch": epoch, "wordNgrams": words, "bucket": buckets}, line
+        self.settings |= {"minn": 3 * subwords, "maxn": 5 * subwords, "thread": 1, "seed": 0, "verbose": 0}
 
     def fit(self, texts: list[str], labels: Labels) -> None:
         import fasttext
@@ -215,7 +215,7 @@ class FastText:
         with tempfile.NamedTemporaryFile("w", encoding="utf-8") as file:
             file.writelines(f"__label__{i} {self.line(text)}\n" for i, text in zip(numbers, texts, strict=True))
             file.flush()
-            self._model = fasttext.train_supervised(file.name, **self.how)
+            self._model = fasttext.train_supervised(file.name, **self.settings)
 
     def predict(self, texts: list[str]) -> Labels:
         numbers = self._model.predict([self.line(text) for text in texts])[0]
@@ -235,10 +235,10 @@ def fasttext_tuned(texts: list[str], labels: Labels, tested: list[str]) -> Label
     grids = [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
     folds = list(StratifiedKFold(3, shuffle=True, random_state=0).split(texts, labels))
 
-    def score(how: dict[str, Any]) -> float:
+    def score(settings: dict[str, Any]) -> float:
         right = 0.0
         for fit, rest in folds:
-            made = FastText(**how)
+            made = FastText(**settings)
             made.fit([texts[i] for i in fit], labels[fit])
             right += float((made.predict([texts[i] for i in rest]) == labels[rest]).mean())
         return right
@@ -266,8 +266,8 @@ def setfit(texts: list[str], labels: Labels, tested: list[str], encoder: str) ->
     names, numbers = np.unique(labels, return_inverse=True)
     model = SetFitModel.from_pretrained(encoder)
     rounds = max(1, min(20, _PAIRS // (2 * len(texts))))
-    how = TrainingArguments(batch_size=16, num_epochs=1, num_iterations=rounds, seed=0, report_to="none")
-    Trainer(model, how, train_dataset=Dataset.from_dict({"text": texts, "label": numbers.tolist()})).train()
+    arguments = TrainingArguments(batch_size=16, num_epochs=1, num_iterations=rounds, seed=0, report_to="none")
+    Trainer(model, arguments, train_dataset=Dataset.from_dict({"text": texts, "label": numbers.tolist()})).train()
     return names[np.asarray(model.predict(tested), np.int64)]
 
 
@@ -283,7 +283,7 @@ def distilled(encoder: str, cache: str) -> float:
     """Distil the static vectors of an encoder's tokens into a cache folder, and return the processor seconds."""
     os.environ["BROADSHEET_CACHE_DIR"] = cache
     began = time.process_time()
-    static_folder(Path(encoder), "cpu", lambda folder: None, lambda done, most: None)
+    static_folder(Path(encoder), "cpu", lambda folder: None, lambda finished, count: None)
     return round(time.process_time() - began, 1)
 
 

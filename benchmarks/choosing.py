@@ -83,7 +83,7 @@ def main() -> None:
         first = next(iter(_CHOICES))
         for choice, labels, (flags, query) in (
             (f"{first}, of {_FEW} rows", "few", _CHOICES[first]),
-            *((choice, "labels", how) for choice, how in _CHOICES.items()),
+            *((choice, "labels", both) for choice, both in _CHOICES.items()),
         ):
             write_ours = ["select", labels, "-o", "broadsheet.parquet", "--overwrite", "--column", "file", "--column"]
             ways = {

@@ -97,8 +97,8 @@ def by_pyarrow(inputs: Path, repeats: int = 2) -> dict[str, float]:
         rounds = []
         for _ in range(1 + repeats):
             began = time.perf_counter()
-            told = list(pool.map(_by_pyarrow, files, chunksize=max(1, len(files) // (8 * cores))))
-            rows, busy = map(sum, zip(*told, strict=True))
+            counts = list(pool.map(_by_pyarrow, files, chunksize=max(1, len(files) // (8 * cores))))
+            rows, busy = map(sum, zip(*counts, strict=True))
             rounds.append((rows / (time.perf_counter() - began), busy))
     rates, seconds = zip(*rounds[1:], strict=True)
     return {"rows_per_second": statistics.median(rates), "processor_seconds": statistics.median(seconds)}

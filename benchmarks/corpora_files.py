@@ -100,8 +100,8 @@ def write_corpus(articles_csv: Path, folder: Path, corpus: Corpus) -> Path:
     _varied(articles_csv)  # the processes, which are forked later, share it
     parts = replace(corpus, ending=corpus.ending.removesuffix(".gz")) if corpus.one else corpus
     with ProcessPoolExecutor(available_cores(), multiprocessing.get_context("fork")) as pool:
-        for done in [pool.submit(_write_file, articles_csv, inputs, parts, n) for n in range(corpus.distinct)]:
-            done.result()
+        for future in [pool.submit(_write_file, articles_csv, inputs, parts, n) for n in range(corpus.distinct)]:
+            future.result()
     # Link the others to them, or join all to one.
     for number in range(corpus.distinct, corpus.files):
         (inputs / _name(parts, number)).hardlink_to(inputs / _name(parts, number % corpus.distinct))

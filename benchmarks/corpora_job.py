@@ -22,11 +22,15 @@ def main(inputs: str, out: str, options: dict[str, Any]) -> dict[str, Any]:
         first, second = (classify(inputs, out, overwrite=True, client=client, **given).to_dict() for _ in range(2))
     shutil.rmtree(out)
     breakdown = second["breakdown"]
-    told = {name: second[name] for name in ("chunks", "seconds", "timings")}
-    told |= {name: breakdown[name] for name in ("window", "rows_per_second", "busy", "verdict")}
-    told |= {"rows": second["rows_written"], "labels": second["models"][0]["labels"], "read_by": second.get("read_by")}
+    figures = {name: second[name] for name in ("chunks", "seconds", "timings")}
+    figures |= {name: breakdown[name] for name in ("window", "rows_per_second", "busy", "verdict")}
+    figures |= {
+        "rows": second["rows_written"],
+        "labels": second["models"][0]["labels"],
+        "read_by": second.get("read_by"),
+    }
     shares = [device["shares"] for device in breakdown["devices"]]
-    return told | {"shares": shares, "first_rows_per_second": first["breakdown"]["rows_per_second"]}
+    return figures | {"shares": shares, "first_rows_per_second": first["breakdown"]["rows_per_second"]}
 
 
 if __name__ == "__main__":

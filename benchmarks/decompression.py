@@ -41,13 +41,13 @@ BLOCK, ROUNDS = 4 << 20, 2
 Read = Callable[[Path], int]
 
 
-def texts(articles: Path, joined: int, most: int) -> bytes:
-    """Return JSON Lines of at least `most` bytes. joined: the number of articles in a line."""
+def texts(articles: Path, joined: int, least_bytes: int) -> bytes:
+    """Return JSON Lines of at least `least_bytes` bytes. joined: the number of articles in a line."""
     with articles.open(newline="") as file:
         rows = itertools.cycle([" ".join(row[1:]) for row in csv.reader(file)])
     lines: list[bytes] = []
     size = 0
-    while size < most:
+    while size < least_bytes:
         lines.append(json.dumps({"id": len(lines), "text": " ".join(itertools.islice(rows, joined))}).encode() + b"\n")
         size += len(lines[-1])
     return b"".join(lines)

@@ -118,12 +118,12 @@ def _original(file: str, texts: list[str], seconds: float) -> tuple[int, list[st
 
     loaded = fasttext.load_model(file)
     first = [label[0].removeprefix("__label__") for label in loaded.predict(texts[:2000])[0]]
-    until, done = time.perf_counter() + seconds, 0
+    until, labelled = time.perf_counter() + seconds, 0
     while time.perf_counter() < until:
         loaded.predict(texts[:200])
         texts = texts[200:] + texts[:200]
-        done += 200
-    return done, first
+        labelled += 200
+    return labelled, first
 
 
 def original(file: Path, articles: Articles) -> dict[str, Any]:

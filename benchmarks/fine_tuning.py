@@ -160,9 +160,9 @@ def main() -> None:
     print(summary(result["runs"]))
 
 
-def _runs(options: argparse.Namespace, done: list[dict[str, Any]]) -> Any:
+def _runs(options: argparse.Namespace, recorded: list[dict[str, Any]]) -> Any:
     """Run what the output file lacks, and yield the record of each run when it ends."""
-    there = {(run["set"], run["rows"], run["seed"], run["way"], run["at_once"], run["device"]) for run in done}
+    there = {(run["set"], run["rows"], run["seed"], run["way"], run["at_once"], run["device"]) for run in recorded}
     names = options.sets or sorted(path.parent.name for path in options.folder.glob("*/train.csv"))
     spawn = multiprocessing.get_context("spawn")  # CUDA does not survive a fork
     with ProcessPoolExecutor(options.at_once, spawn, max_tasks_per_child=1) as pool:

@@ -65,9 +65,9 @@ def main() -> None:
                 found = threshold(scores[labelled], right[labelled], target).score
                 alone = without_bound(scores[labelled], right[labelled], target)
                 for way, least in (("bound", found), ("without", alone)):
-                    kept = scores[others] >= least
-                    if kept.any():
-                        made[way].append((float(right[others][kept].mean()), float(kept.mean())))
+                    is_above = scores[others] >= least
+                    if is_above.any():
+                        made[way].append((float(right[others][is_above].mean()), float(is_above.mean())))
             runs.append({"target": target, "rows": count, **{way: _figures(of, target) for way, of in made.items()}})
     draws = {"draws": options.draws, "learned": _LEARNED, "others": _OTHERS, "accuracy": float(right.mean())}
     write({"about": about(options), **draws, "runs": runs}, options.output)
@@ -75,9 +75,9 @@ def main() -> None:
 
 def _figures(made: list[tuple[float, float]], target: float) -> dict[str, Any]:
     """Return how many thresholds were found, how many of them have the precision, and the share of rows above them."""
-    kept = sum(precision >= target for precision, _ in made)
+    precise = sum(precision >= target for precision, _ in made)
     coverage = float(np.mean([share for _, share in made])) if made else None
-    return {"found": len(made), "kept": kept, "coverage": coverage}
+    return {"found": len(made), "kept": precise, "coverage": coverage}
 
 
 if __name__ == "__main__":

@@ -27,7 +27,7 @@ from broadsheet.pipeline.model.loading import load_model
 from broadsheet.pipeline.report.job import JobReport
 
 Part = dict[str, Any]
-Keep = Callable[[Part], None]
+Save = Callable[[Part], None]
 """A function that is called with what has been measured so far."""
 
 _SMALL_WARM_UP, _SMALL_CHUNK_ROWS = 5, 2_048
@@ -35,7 +35,7 @@ _MEMORY_CHUNK_ROWS, _MEMORY_GPUS = 512, 16
 _WORKER_PROCESSES = 16
 
 
-def small(options: argparse.Namespace, keep: Keep) -> Part:
+def small(options: argparse.Namespace, save: Save) -> Part:
     """Measure from articles as a list of strings in the client to their labels there, on a warm cluster."""
     # Label the articles several times.
     articles = ag_news(options.articles_csv, options.articles)
@@ -86,7 +86,7 @@ def _seconds_by_step(report: JobReport) -> dict[str, float]:
     }
 
 
-def memory(options: argparse.Namespace, keep: Keep) -> Part:
+def memory(options: argparse.Namespace, save: Save) -> Part:
     """Measure the memory of all processes in a long job."""
     corpus = Corpus("memory", ".parquet", 1, options.memory_chunks * _MEMORY_CHUNK_ROWS)
     source = write_corpus(options.articles_csv, options.folder, corpus)
@@ -122,11 +122,11 @@ def main() -> None:
     for part in options.parts:
         began, machine = time.perf_counter(), about(options)
 
-        def keep(value: Part, part: str = part, began: float = began, machine: Part = machine) -> None:
+        def save(value: Part, part: str = part, began: float = began, machine: Part = machine) -> None:
             value = {"about": machine, "wall_seconds": time.perf_counter() - began, **value}
             replace_part(options.output, part, value)
 
-        keep(PARTS[part](options, keep))
+        save(PARTS[part](options, save))
 
 
 if __name__ == "__main__":

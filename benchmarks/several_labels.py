@@ -45,9 +45,9 @@ def run(articles: Path, seed: int) -> dict[str, Any]:
     """Train and evaluate both models on one draw."""
     table = texts_of(articles, seed)
     rows, test = table.slice(0, LEARNED), table.slice(LEARNED)
-    how: dict[str, Any] = {"label_column": "topics", "device": "cpu"}
-    model = train(rows, multi_label=True, vectors=None, **how).model
-    counts = evaluate_labels(model, test, **how).counts
+    options: dict[str, Any] = {"label_column": "topics", "device": "cpu"}
+    model = train(rows, multi_label=True, vectors=None, **options).model
+    counts = evaluate_labels(model, test, **options).counts
     truth, wanted = (
         [[name in names for name in model.classes] for names in t["topics"].to_pylist()] for t in (test, rows)
     )

@@ -112,8 +112,8 @@ def main() -> None:
         labels = np.where(asked, of_both[1], of_both[0])
         figures = {"accuracy": float((labels == truth).mean()), "agreement": float((labels == of_both[1]).mean())}
         shares.append({"share": share, **figures})
-    kept = ("rows", "accuracy", "accuracy_interval", "calibration_error", "calibration_error_before", "thresholds")
-    runs = {network: {name: found[name] for name in kept} for network, found in measured.items()}
+    recorded = ("rows", "accuracy", "accuracy_interval", "calibration_error", "calibration_error_before", "thresholds")
+    runs = {network: {name: found[name] for name in recorded} for network, found in measured.items()}
     # Measure the network alone, and scikit-learn's model.
     networks = measured["uncertain"]["networks"]
     others = {

@@ -61,11 +61,11 @@ def main() -> None:
             for way, (arguments, variables) in ways(folder, options.model).items():
                 shutil.rmtree(folder / "kernels", ignore_errors=True)
                 began, before = time.perf_counter(), os.times()
-                done = subprocess.run(
+                completed = subprocess.run(
                     arguments, cwd=folder, env=environment(**variables), capture_output=True, text=True
                 )
-                if done.returncode:
-                    sys.exit(f"{way}: {done.stderr}")
+                if completed.returncode:
+                    sys.exit(f"{way}: {completed.stderr}")
                 seconds.setdefault(way, []).append(time.perf_counter() - began)
                 after = os.times()
                 spent = after.children_user - before.children_user + after.children_system - before.children_system
@@ -75,8 +75,10 @@ def main() -> None:
     # Describe the rounds after the first.
     runs: list[dict[str, Any]] = []
     for way, timings in seconds.items():
-        told = phases.get(way, [])[1:]
-        medians = {name: round(statistics.median(one[name] for one in told), 3) for name in (told[0] if told else ())}
+        reports = phases.get(way, [])[1:]
+        medians = {
+            name: round(statistics.median(one[name] for one in reports), 3) for name in (reports[0] if reports else ())
+        }
         figures = {"seconds": statistics.median(timings[1:]), "processor_seconds": min(busy[way][1:])}
         figures |= {"beside": figures["seconds"] - sum(medians.values())}  # starting Python, imports, and the exit
         runs.append({"way": way, **{name: round(value, 3) for name, value in figures.items()}, "timings": medians})

@@ -104,14 +104,14 @@ class Trial:
         self.out.view(cp.uint8)[:] = 0xFF
         self.run()
         layer, worst = self.layer, 0.0
-        kept = layer.rows_out // layer.product_pool  # later rows reach into the next article
+        valid_rows = layer.rows_out // layer.product_pool  # later rows reach into the next article
         for part in (slice(0, articles), slice(len(self.rows) - articles, None)):
             x, weight = self._floats(self.rows[part], self.read), self._floats(self.weight, self.read)
             want = sum(x[:, tap : tap + layer.rows_out] @ weight[tap].T for tap in range(layer.kernel)) + self.bias
             if layer.product_relu:
                 want = cp.maximum(want, 0)
-                want = want[:, : kept * layer.pool].reshape(articles, kept, layer.pool, -1).max(axis=2)
-            computed = self._floats(self.out[part, :kept], self.written)
+                want = want[:, : valid_rows * layer.pool].reshape(articles, valid_rows, layer.pool, -1).max(axis=2)
+            computed = self._floats(self.out[part, :valid_rows], self.written)
             worst = max(worst, float(cp.linalg.norm(computed - want) / cp.linalg.norm(want)))
         return worst
 

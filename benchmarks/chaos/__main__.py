@@ -58,7 +58,7 @@ def _chosen(kinds: Any, names: list[str] | None) -> list[Any]:
     return [known[name] for name in names or known]
 
 
-def told(trials: list[dict[str, Any]]) -> str:
+def summary(trials: list[dict[str, Any]]) -> str:
     """Return the numbers of verdicts by kind, as lines for a terminal."""
     verdicts: dict[str, Counter[str]] = {}
     for trial in trials:
@@ -108,21 +108,21 @@ def main() -> None:
         }
         result["about"]["commit"] = ", ".join(dict.fromkeys([*commits, result["about"]["commit"]]))
         # Run the others, and write the file after each one.
-        done = {trial["number"] for trial in trials}
+        finished = {trial["number"] for trial in trials}
         with _kinds(options, folder) as kinds, ThreadPoolExecutor(options.at_once) as pool:
 
-            def one(number: int) -> dict[str, Any]:  # the kinds take turns
+            def run_one(number: int) -> dict[str, Any]:  # the kinds take turns
                 kind = kinds[number % len(kinds)]
                 own = [job for job in jobs if job.name == machine.JOB_OF.get(kind, job.name)]
                 return run_trial(kind, number, options.seed, own, folder, workers)
 
-            for trial_record in pool.map(one, (number for number in numbers if number not in done)):
+            for trial_record in pool.map(run_one, (number for number in numbers if number not in finished)):
                 trials.append(trial_record)
                 if trial_record["verdict"] in BAD or options.only is not None:
                     print(trial_record, file=sys.stderr, flush=True)
                 if options.output:
                     write(result, options.output)
-    print(told(trials), file=sys.stderr)
+    print(summary(trials), file=sys.stderr)
     sys.exit(any(trial["verdict"] in BAD for trial in trials))
 
 

@@ -66,9 +66,9 @@ def change_the_input(trial: Trial) -> Verdict:
     if not trial.wait_for_a_moment(run):
         return trial.settle(run)
     file = trial.random.choice(sorted((trial.folder / "in").iterdir()))
-    how = trial.random.choice([_replace, _extend, _cut, os.utime, os.unlink])
-    trial.note(f"{file.name}: {how.__name__.strip('_')}")
-    how(file)
+    change = trial.random.choice([_replace, _extend, _cut, os.utime, os.unlink])
+    trial.note(f"{file.name}: {change.__name__.strip('_')}")
+    change(file)
     if trial.code(run) == 0:
         return _settle_before_or_after(trial, run)
     if trial.random.random() < 0.5:
@@ -138,9 +138,9 @@ def damage_output(trial: Trial) -> Verdict:
     files = sorted(contents(trial.out)) if trial.out.exists() else []
     if files:
         name = trial.random.choice(files)
-        how = trial.random.choice([_empty, _halve, _flip, os.unlink])
-        trial.note(f"{name}: {how.__name__.strip('_')}")
-        how(trial.out / name)
+        damage = trial.random.choice([_empty, _halve, _flip, os.unlink])
+        trial.note(f"{name}: {damage.__name__.strip('_')}")
+        damage(trial.out / name)
     return _settle_or_start_again(trial, trial.start("--resume"))
 
 

@@ -126,11 +126,11 @@ class SlurmNodes:
 
     def run(self, *command: object, check: bool = True, cwd: Path | None = None) -> str:
         """Run a command as a user of the cluster, and return its output."""
-        done = subprocess.run(
+        completed = subprocess.run(
             [str(part) for part in command], env=self.environment, cwd=cwd, capture_output=True, text=True, check=False
         )
-        assert not check or done.returncode == 0, (command, done.stdout, done.stderr)
-        return done.stdout.strip()
+        assert not check or completed.returncode == 0, (command, completed.stdout, completed.stderr)
+        return completed.stdout.strip()
 
     def job(self, number: str) -> dict[str, str]:
         """Slurm's record of a job, e.g. JobState, Restarts, ExitCode."""
@@ -170,5 +170,5 @@ class SlurmNodes:
 
 
 def _sh(command: str) -> None:
-    done = subprocess.run(command, shell=True, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    completed = subprocess.run(command, shell=True, capture_output=True, text=True, check=False)
+    assert completed.returncode == 0, completed.stderr

@@ -84,27 +84,27 @@ def main() -> None:
     outcomes, failures = _run(options, trials)
     # Describe the outcomes.
     differences = [found for outcome in outcomes for found in outcome.differences]
-    done = [outcome for outcome in outcomes if outcome.counts is not None]
+    finished = [outcome for outcome in outcomes if outcome.counts is not None]
     result = {
         "about": about(options, device=options.device),
         "seed": options.seed,
         "trials": len(trials),
-        "trials_done": len(done),
+        "trials_done": len(finished),
         "lines": {
-            suffix: sum(outcome.lines for outcome in done if outcome.trial.suffix == suffix)
+            suffix: sum(outcome.lines for outcome in finished if outcome.trial.suffix == suffix)
             for suffix in sorted({trial.suffix for trial in trials})
         },
-        "read": _total(done),
+        "read": _total(finished),
         "by_kind": {
-            f"{kind} {suffix}": _total([o for o in done if (o.trial.kind, o.trial.suffix) == (kind, suffix)])
+            f"{kind} {suffix}": _total([o for o in finished if (o.trial.kind, o.trial.suffix) == (kind, suffix)])
             for kind, suffix in sorted({(trial.kind, trial.suffix) for trial in trials})
         },
-        "not_readable": sorted({message for outcome in done for message in outcome.unread})[:_SHOWN],
+        "not_readable": sorted({message for outcome in finished for message in outcome.unread})[:_SHOWN],
         "failures": failures[:_SHOWN],
         "differences": len(differences),
         "first_differences": differences[:_SHOWN],
         "slowest_trials": [
-            {**asdict(o.trial), "seconds": round(o.seconds, 2)} for o in sorted(done, key=lambda o: -o.seconds)[:5]
+            {**asdict(o.trial), "seconds": round(o.seconds, 2)} for o in sorted(finished, key=lambda o: -o.seconds)[:5]
         ],
         "seconds": round(time.time() - began, 1),
     }

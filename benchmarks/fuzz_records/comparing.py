@@ -56,15 +56,15 @@ def difference(by_host: list[Item], by_device: list[Item]) -> Difference | None:
         if isinstance(one, Chunk) and isinstance(other, Chunk):
             if found := next(_in_chunks(one, other, counted), None):
                 return found
-        elif _told(one) != _told(other):
-            return Difference("item", None, _told(one), _told(other))
+        elif _described(one) != _described(other):
+            return Difference("item", None, _described(one), _described(other))
     if len(by_host) != len(by_device):
-        counts = (f"{len(items)} items, the last of them {_told(items[-1])}" for items in (by_host, by_device))
+        counts = (f"{len(items)} items, the last of them {_described(items[-1])}" for items in (by_host, by_device))
         return Difference("number of chunks", None, *counts)
     return None
 
 
-def _told(item: Item) -> str:
+def _described(item: Item) -> str:
     """Describe an item in one line, with everything that must be the same except the content of a chunk."""
     if isinstance(item, Chunk):
         return f"chunk {item.name} with {len(item)} rows"

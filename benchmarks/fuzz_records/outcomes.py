@@ -51,7 +51,7 @@ def _both_ways(device: str) -> BothWays:
     return BothWays(device)
 
 
-def tried(trial: Trial, seed: int, device: str, keep: Path, until: float) -> Outcome:
+def tried(trial: Trial, seed: int, device: str, folder: Path, until: float) -> Outcome:
     """Write the files of a trial, and read them in all ways.
 
     Parameters
@@ -62,7 +62,7 @@ def tried(trial: Trial, seed: int, device: str, keep: Path, until: float) -> Out
         The seed of the run.
     device : str
         As in `BothWays`.
-    keep : Path
+    folder : Path
         The folder for the files of trials with differences.
     until : float
         The time, in seconds since 1970, after which no trial begins.
@@ -84,9 +84,9 @@ def tried(trial: Trial, seed: int, device: str, keep: Path, until: float) -> Out
                 unread.append(error.message)
         # Keep the files if anything differs.
         if differences:
-            kept = keep / f"seed-{seed}-trial-{trial.number}"
-            shutil.copytree(scratch, kept, dirs_exist_ok=True)
-            (kept / "differences.txt").write_text("\n".join(map(str, differences)) + "\n")
+            copy = folder / f"seed-{seed}-trial-{trial.number}"
+            shutil.copytree(scratch, copy, dirs_exist_ok=True)
+            (copy / "differences.txt").write_text("\n".join(map(str, differences)) + "\n")
     return Outcome(trial, counts, lines, differences, unread, time.time() - began)
 
 

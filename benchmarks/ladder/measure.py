@@ -40,7 +40,7 @@ class Bench:
         The model.
     csv : Path
         A CSV file of AG News.
-    most : int
+    count : int
         How many articles a fast variant labels.
     repeats : int
         The number of measured passes.
@@ -49,11 +49,11 @@ class Bench:
 
     """
 
-    def __init__(self, model: str, csv: Path, most: int, repeats: int, best: str) -> None:
+    def __init__(self, model: str, csv: Path, count: int, repeats: int, best: str) -> None:
         self._repeats = repeats
         self._whole = load_model(model)
         self.model = network_alone(model)
-        self.articles = ag_news(csv, most)
+        self.articles = ag_news(csv, count)
         self._columns: dict[bool, Columns] = {}
         engine = CudaEngine(self.model, kernels=best)
         self._full_batch = engine.batch

@@ -117,8 +117,8 @@ def peer(name: str, frames: dict[int, Network], model: Model, ids: Tensor, batch
         with torch.no_grad():
             ends, order = text_ends(ids, model.alphabet.padding).sort()
             longest = ends.view(-1, batch)[:, -1].tolist()
-            for part, most in zip(order.split(batch), longest, strict=True):
-                frame = min(characters for characters in frames if characters >= most)
+            for part, longest_in_batch in zip(order.split(batch), longest, strict=True):
+                frame = min(characters for characters in frames if characters >= longest_in_batch)
                 logits[part] = frames[frame](ids[part])
             logits.softmax(1).max(1)
         if ids.is_cuda:

@@ -202,10 +202,10 @@ class _Bench:
         threads = min(connections, self._options.load)
         command += ["wrk", f"-t{threads}", f"-c{connections}", f"-d{self._seconds:g}s", "--timeout", "30s"]
         command += ["-s", str(Path(__file__).with_name("wrk.lua")), url, "--", str(bodies)]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        if done.returncode:
-            sys.exit(f"wrk of {url}: {done.stdout}{done.stderr}")
-        result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+        completed = subprocess.run(command, capture_output=True, text=True, check=False)
+        if completed.returncode:
+            sys.exit(f"wrk of {url}: {completed.stdout}{completed.stderr}")
+        result: dict[str, Any] = json.loads(completed.stdout.splitlines()[-1])
         return {**result, "rate": result["answered"] / result["seconds"]}
 
     def _row(
@@ -314,10 +314,10 @@ class _Bench:
         command = ["taskset", "-c", options.client_cores] if options.client_cores else []
         given = (url, self._texts, size, rate, clients, seconds, int(arrow), options.load)
         command += [sys.executable, "-m", "benchmarks.serve.load", *map(str, given)]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        if done.returncode:
-            sys.exit(done.stderr)
-        answer: dict[str, Any] = json.loads(done.stdout)
+        completed = subprocess.run(command, capture_output=True, text=True, check=False)
+        if completed.returncode:
+            sys.exit(completed.stderr)
+        answer: dict[str, Any] = json.loads(completed.stdout)
         return answer
 
     def _overload(self, highest: float, size: int) -> dict[str, Any]:
@@ -342,8 +342,8 @@ class _Bench:
         with self._served(OURS, self._options.model) as server:
             load = self._load(server.url, 0.0, _ARROW_TEXTS, _ARROW_CLIENTS, self._seconds, arrow=True)
         rate = load["answered"] * _ARROW_TEXTS / load["seconds"]
-        told = {"each": _ARROW_TEXTS, "clients": _ARROW_CLIENTS, "refused": load["refused"]}
-        return {**told, "texts_per_second": rate, "pyarrow": pa.__version__}
+        about = {"each": _ARROW_TEXTS, "clients": _ARROW_CLIENTS, "refused": load["refused"]}
+        return {**about, "texts_per_second": rate, "pyarrow": pa.__version__}
 
 
 def _medians(rounds: list[dict[str, Any]]) -> dict[str, float]:

@@ -39,8 +39,8 @@ class Api(litserve.LitAPI):
 
 
 if __name__ == "__main__":
-    port, name, device, most, wait = sys.argv[1:]
-    api = Api(name, device, max_batch_size=int(most), batch_timeout=float(wait) / 1000, api_path="/classify")
+    port, name, device, batch_size, wait = sys.argv[1:]
+    api = Api(name, device, max_batch_size=int(batch_size), batch_timeout=float(wait) / 1000, api_path="/classify")
     server = litserve.LitServer(api, accelerator="cuda" if device == "cuda" else "cpu", devices=1)
     of_http = 4 if device == "cuda" else 1  # with one process, HTTP would be the limit on a GPU
     server.run(

@@ -68,13 +68,13 @@ class Share:
 class _Connection(asyncio.Protocol):
     """A client, which sends one request at a time.
 
-    It calls `done` with itself and the HTTP status, or 0 for a lost connection.
+    It calls `on_end` with itself and the HTTP status, or 0 for a lost connection.
     """
 
-    def __init__(self, done: Callable[[_Connection, int], None]) -> None:
+    def __init__(self, on_end: Callable[[_Connection, int], None]) -> None:
         self.began = 0.0
         self.is_asking = False
-        self._done, self._parser = done, httptools.HttpResponseParser(self)
+        self._on_end, self._parser = on_end, httptools.HttpResponseParser(self)
 
     def connection_made(self, transport: Any) -> None:
         self._transport = transport
@@ -96,7 +96,7 @@ class _Connection(asyncio.Protocol):
 
     def _end(self, status: int) -> None:
         self.is_asking = False
-        self._done(self, status)
+        self._on_end(self, status)
 
 
 class _Load:
@@ -155,7 +155,7 @@ class _Load:
         async def connect() -> None:
             try:
                 _, connection = await self._loop.create_connection(
-                    lambda: _Connection(self._done), self._host, self._port
+                    lambda: _Connection(self._ended), self._host, self._port
                 )
             except OSError:
                 self._counts["failed"] += 1
@@ -174,7 +174,7 @@ class _Load:
         body = self._stream or b'{"texts":[%s]}' % b",".join(random.choices(self._texts, k=self._share.each))
         connection.ask(self._head.encode() + b"content-length: %d\r\n\r\n%s" % (len(body), body), began)
 
-    def _done(self, connection: _Connection, status: int) -> None:
+    def _ended(self, connection: _Connection, status: int) -> None:
         """Count an answer, and let the connection send the next request in a closed loop."""
         self._asking -= 1
         if status == 200:
@@ -210,20 +210,20 @@ def arrow_stream(texts: list[str]) -> bytes:
 
 def main() -> None:
     """Send the load from several processes, and print the results as JSON."""
-    url, texts, size, rate, clients, seconds, arrow, most = sys.argv[1:]
-    processes = min(int(most), int(clients))
+    url, texts, size, rate, clients, seconds, arrow, most_processes = sys.argv[1:]
+    processes = min(int(most_processes), int(clients))
     shared = float(rate) / processes, int(clients) // processes
     share = Share(url, texts, int(size), *shared, float(seconds), arrow == "1")
     with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
         answers = list(pool.map(run, [share] * processes))
     times = 1000 * np.concatenate([seconds for seconds, _, _ in answers])
     counts = sum((counts for _, counts, _ in answers), Counter[str]())
-    told: dict[str, Any] = {"answered": len(times), "seconds": max(seconds for _, _, seconds in answers)}
-    told |= {name: counts[name] for name in ("refused", "failed", "not_sent")}
+    result: dict[str, Any] = {"answered": len(times), "seconds": max(seconds for _, _, seconds in answers)}
+    result |= {name: counts[name] for name in ("refused", "failed", "not_sent")}
     if len(times):
         p50, p99 = np.percentile(times, [50, 99])
-        told |= {"p50_ms": p50, "p99_ms": p99, "most_ms": times.max()}
-    print(json.dumps(told, default=float))
+        result |= {"p50_ms": p50, "p99_ms": p99, "most_ms": times.max()}
+    print(json.dumps(result, default=float))
 
 
 if __name__ == "__main__":

@@ -75,14 +75,14 @@ class TorchModel:
         # Compute them in the smallest frame that holds them.
         with torch.no_grad():
             if self.device.type == "cpu":
-                frame = self.frames[min(most for most in self.frames if most >= longest)]
+                frame = self.frames[min(length for length in self.frames if length >= longest)]
                 logits = frame(torch.from_numpy(ids))
             else:
                 count = min(size for size in SIZES if size >= len(ids))
-                most = min(most for most, _ in self.graphs if most >= longest)
+                length = min(length for length, _ in self.graphs if length >= longest)
                 padded = np.full((count, ids.shape[1]), self.model.alphabet.padding, np.uint8)
                 padded[: len(ids)] = ids
-                logits = self.graphs[most, count](torch.from_numpy(padded))[: len(ids)]
+                logits = self.graphs[length, count](torch.from_numpy(padded))[: len(ids)]
             scores, labels = (logits / self.model.temperature).softmax(1).max(1)
         names = self.model.classes
         return [(names[i], score) for i, score in zip(labels.tolist(), scores.tolist(), strict=True)]

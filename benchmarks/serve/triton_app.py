@@ -19,7 +19,7 @@ from benchmarks.serve.peer_model import SIZES, model_of
 
 def main() -> None:
     """Bind the model to Triton, and serve."""
-    port, name, device, most, wait = sys.argv[1:]
+    port, name, device, batch_size, wait = sys.argv[1:]
     label = model_of(name, device)
 
     @batch
@@ -36,7 +36,7 @@ def main() -> None:
             inputs=[Tensor(name="text", dtype=bytes, shape=(1,))],
             outputs=[Tensor(name="label", dtype=bytes, shape=(1,)), Tensor(name="score", dtype=np.float32, shape=(1,))],
             config=ModelConfig(
-                max_batch_size=max(int(most), SIZES[-2]),
+                max_batch_size=max(int(batch_size), SIZES[-2]),
                 batcher=DynamicBatcher(max_queue_delay_microseconds=round(1000 * float(wait))),
             ),
         )
