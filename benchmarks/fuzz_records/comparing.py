@@ -92,7 +92,7 @@ def _in_chunks(one: Chunk, other: Chunk, counted: list[str]) -> Iterator[Differe
     yield from _in_values("whether bad rows have kept columns", one.bad is None, other.bad is None)
     if one.bad is not None and other.bad is not None:
         yield from _in_tables("kept columns of bad rows", one.bad, other.bad)
-    # Compare the columns beside the tables, and the counts.
+    # Compare the columns outside the tables, and the counts.
     rows = one.rows.column("row")
     yield from _in_columns("text", _on_host(one.text), _on_host(other.text), rows)
     yield from _in_values("names of prepared texts", list(one.prepared), list(other.prepared))

@@ -66,7 +66,7 @@ def _written(chance: random.Random, fields: list[str], dialect: Dialect, quoted:
 
 
 def usual_record(chance: random.Random, dialect: Dialect) -> bytes:
-    """Draw a record as people have it."""
+    """Draw a usual record."""
     return _written(chance, _fields(chance, dialect), dialect)
 
 
@@ -137,7 +137,7 @@ def record_with_odd_quotes(chance: random.Random, dialect: Dialect) -> bytes:
 
 
 def usual_text(chance: random.Random) -> bytes:
-    """Draw a line of plain text as people have it."""
+    """Draw a usual line of plain text."""
     return drawn_text(chance, chance.choice(_WORDS)).encode()
 
 

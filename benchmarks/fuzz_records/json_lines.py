@@ -197,7 +197,7 @@ _OF_LINES = [_cut, _doubled, _swapped, _surrounded, _whole, with_bytes_changed, 
 
 
 def usual_line(chance: random.Random) -> bytes:
-    """Draw a line of JSON as people have it."""
+    """Draw a usual line of JSON."""
     return _written(chance, _object(chance), chance.choice([0.0, 0.0, 0.0, 0.05]))
 
 

@@ -85,6 +85,7 @@ def main() -> None:
     options = parser.parse_args()
     if "Triton" in options.stacks and not options.wrk:
         parser.error("Triton goes with --wrk: load.py does not speak its protocol")
+    # Describe the machine, and keep the servers on their cores.
     about = record.about(options, rounds=options.rounds, grid=GRID[options.device])
     if options.server_cores:
         os.sched_setaffinity(0, _cores(options.server_cores))
