@@ -1,28 +1,29 @@
-"""Accuracy with few labelled rows, beside TF-IDF with a tuned linear model from scikit-learn on the same rows.
+"""Accuracy with few labelled rows, compared with TF-IDF and a tuned linear model of scikit-learn on the same rows.
 
     python -m benchmarks.accuracy SETS --rows 500 2000 --seeds 0 1 2 --output benchmarks/results/accuracy.json
 
-SETS has a folder for each set, with train.csv and test.csv, of columns text and label. A seed draws the training rows;
-what is trained is evaluated on up to 6,000 test rows, once. Ours is what `train` gives by default on a CPU. Beside it
-stand two of scikit-learn: TF-IDF of words and pairs with logistic regression, and the best by cross-validation of
-words, characters, or both, with a linear SVM. All choose their strength by cross-validation. Measured figures are kept,
-so that the command can be called again for more.
+SETS has a folder for each data set, with train.csv and test.csv, whose columns are text and label. A seed draws the
+training rows. Each trained model is evaluated once, on up to 6,000 test rows. "Ours" is the model that `train` makes by
+default on a CPU. There are two models of scikit-learn: TF-IDF of words and pairs of words with logistic regression, and
+a linear SVM with TF-IDF of words, characters or both, whichever is best by cross-validation. All models choose their
+regularisation strength by cross-validation. Figures in the output file are not measured again, so you can call the
+command again to add more.
 
-`--trial peers` compares ours with pretrained word vectors (those of the package wordllama), and without them, with
-these and fastText (the package fasttext-community); with `--encoder FOLDER`, a sentence-transformers model, with SetFit
-and model2vec (packages of these names, best on a GPU) too, and with ours that the encoder has taught by up to 6,000
-other training rows without their labels.
+`--trial peers` compares ours, with and without pretrained word vectors (those of the package wordllama), with these
+models and with fastText (the package fasttext-community). With `--encoder FOLDER`, a sentence-transformers model, it
+adds SetFit and model2vec (packages of these names, best on a GPU), and ours with the encoder as a teacher, which labels
+up to 6,000 other training rows that are given without their labels.
 
-`--trial vectors` compares word vectors: those of wordllama, and joined with them the static vectors of the tokens of
-`--encoder FOLDER`, which it distils first; the record says in how many seconds.
+`--trial vectors` compares word vectors: those of wordllama, and those joined with static vectors of the tokens of
+`--encoder FOLDER`. It distils the static vectors first, and records the seconds that this takes.
 
 `--trial network` compares n-grams alone, the network alone, and both; it needs a GPU. `--trial fits` lets ours and
-scikit-learn use all cores, and ours a GPU, with one epoch of the network; it records seconds of a clock.
+scikit-learn use all cores, and ours a GPU, with one epoch of the network; it records wall-clock seconds.
 
-There are two trials with worse rows. `--trial noise` gives 10 % of the training rows a wrong label. `--trial imbalance`
-keeps a tenth of the training rows of every other class; it records macro-F1 beside accuracy, and balanced weights are
-tried, ours and scikit-learn's. And `--trial fasttext` has `fasttext supervised` in place of scikit-learn, as it is and
-with what cross-validation chooses.
+Two trials have worse rows. `--trial noise` gives 10 % of the training rows a wrong label. `--trial imbalance` draws
+only a tenth of the training rows of every other class; it records macro-F1 as well as accuracy, and also tries balanced
+weights, in ours and in scikit-learn. `--trial fasttext` has `fasttext supervised` in place of scikit-learn, once with
+its defaults and once with settings that cross-validation chooses.
 """
 
 from __future__ import annotations
@@ -66,6 +67,7 @@ Labels = NDArray[np.str_]
 
 
 def read(path: Path) -> tuple[list[str], Labels]:
+    """Return the texts and the labels of a CSV file."""
     csv.field_size_limit(1 << 30)
     with open(path, encoding="utf-8", newline="") as file:
         rows = [(row["text"], row["label"]) for row in csv.DictReader(file)]
@@ -73,9 +75,9 @@ def read(path: Path) -> tuple[list[str], Labels]:
 
 
 def ours(
-    texts: list[str], labels: Labels, tested: list[str], device: str = "cpu", vectors: str | None = None, **how: Any
+    texts: list[str], labels: Labels, tested: list[str], device: str = "cpu", vectors: str | None = None, **options: Any
 ) -> Labels:
-    """The labels of `tested` by a model of ours.
+    """Train a model of ours, and return its labels for the rows of `tested`.
 
     Parameters
     ----------
@@ -88,23 +90,27 @@ def ours(
     device : str
         The device that trains and labels.
     vectors : str, optional
-        The word vectors that `train` is to use.
-    **how
+        The word vectors that `train` uses.
+    **options
         Other options of `train`.
 
     """
     table = pa.table({"text": texts, "label": labels})
-    model = train(table, text_column="text", label_column="label", device=device, vectors=vectors, **how).model
+    model = train(table, text_column="text", label_column="label", device=device, vectors=vectors, **options).model
     return np.array(load(model, device=device).predict(tested))
 
 
 def with_network(texts: list[str], labels: Labels, tested: list[str], ngrams: int | None = None) -> Labels:
-    """The network on a GPU, in 80 epochs as by default, or of many rows in fewer, so that it sees 8 million."""
+    """Return the labels by the network, trained on a GPU for 80 epochs, the default.
+
+    With more than 100,000 rows it trains for fewer epochs, so that it sees 8 million rows in all.
+    """
     epochs = f"epochs={max(1, min(80, _ROWS_SEEN // len(texts)))}"
     return ours(texts, labels, tested, "cuda", settings=(epochs,), ngrams=ngrams, keep_network=True)
 
 
 def words(texts: list[str], labels: Labels, tested: list[str]) -> Labels:
+    """Return the labels by logistic regression with TF-IDF of words and pairs of words."""
     made = Pipeline([("of", _words()), ("model", LogisticRegression(max_iter=300))])
     return _tuned(made, {"model__C": [1, 10, 100]}, texts, labels, tested)
 
@@ -112,16 +118,16 @@ def words(texts: list[str], labels: Labels, tested: list[str]) -> Labels:
 def words_or_characters(
     texts: list[str], labels: Labels, tested: list[str], balanced: bool = False, jobs: int = 1
 ) -> Labels:
-    """The labels of `tested` by a linear model of words, of characters or of both, whichever is best on folds.
+    """Return the labels by a linear SVM on words, on characters or on both, whichever is best by cross-validation.
 
     Parameters
     ----------
     texts, labels, tested
         As in `ours`.
     balanced : bool
-        Weight classes by their rows, and choose by the macro F1.
+        Whether to weight classes by their numbers of rows, and to choose by macro-F1.
     jobs : int
-        Processes of the search.
+        How many processes search.
 
     """
     letters = TfidfVectorizer(analyzer="char_wb", ngram_range=(3, 5), sublinear_tf=True)
@@ -144,25 +150,25 @@ def _tuned(
     by: str = "accuracy",
     jobs: int = 1,
 ) -> Labels:
-    """The labels of `tested` by the best of a grid of models, on three folds.
+    """Return the labels by the model of a grid that is best by cross-validation on three folds.
 
     Parameters
     ----------
     made : Pipeline
         The model.
     grid : dict of str to list
-        The values to try of each of its parameters.
+        The values to try for each of its parameters.
     texts, labels, tested
         As in `ours`.
     by : str
-        The score by which the best is chosen.
+        The score by which the best model is chosen.
     jobs : int
-        Processes of the search.
+        How many processes search.
 
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)
-        warnings.simplefilter("ignore", UserWarning)  # of classes with fewer rows than folds
+        warnings.simplefilter("ignore", UserWarning)  # about classes with fewer rows than folds
         predicted: Labels = GridSearchCV(made, grid, cv=3, scoring=by, n_jobs=jobs).fit(texts, labels).predict(tested)
     return predicted
 
@@ -185,13 +191,13 @@ class FastText:
     epoch : int
         Passes over the rows.
     words : int
-        Words of the longest n-gram.
+        The number of words of the longest n-gram.
     subwords : bool
-        Use subwords of 3 to 5 characters.
+        Whether to use subwords of 3 to 5 characters.
     buckets : int
-        Buckets to which n-grams are hashed.
+        The number of buckets to which n-grams are hashed.
     line : callable
-        Makes of a text the line that fastText reads.
+        Turns a text into the line that fastText reads.
 
     """
 
@@ -199,8 +205,8 @@ class FastText:
         self, lr: float = 0.1, epoch: int = 5, words: int = 1, subwords: bool = False, buckets: int = 50_000,
         line: Callable[[str], str] = _plain,
     ) -> None:  # fmt: skip
-        self.how, self.line = {"lr": lr, "epoch": epoch, "wordNgrams": words, "bucket": buckets}, line
-        self.how |= {"minn": 3 * subwords, "maxn": 5 * subwords, "thread": 1, "seed": 0, "verbose": 0}
+        self.settings, self.line = {"lr": lr, "epoch": epoch, "wordNgrams": words, "bucket": buckets}, line
+        self.settings |= {"minn": 3 * subwords, "maxn": 5 * subwords, "thread": 1, "seed": 0, "verbose": 0}
 
     def fit(self, texts: list[str], labels: Labels) -> None:
         import fasttext
@@ -209,7 +215,7 @@ class FastText:
         with tempfile.NamedTemporaryFile("w", encoding="utf-8") as file:
             file.writelines(f"__label__{i} {self.line(text)}\n" for i, text in zip(numbers, texts, strict=True))
             file.flush()
-            self._model = fasttext.train_supervised(file.name, **self.how)
+            self._model = fasttext.train_supervised(file.name, **self.settings)
 
     def predict(self, texts: list[str]) -> Labels:
         numbers = self._model.predict([self.line(text) for text in texts])[0]
@@ -217,20 +223,22 @@ class FastText:
 
 
 def fasttext_as_it_is(texts: list[str], labels: Labels, tested: list[str]) -> Labels:
+    """Return the labels by fastText with its defaults."""
     made = FastText()
     made.fit(texts, labels)
     return made.predict(tested)
 
 
 def fasttext_tuned(texts: list[str], labels: Labels, tested: list[str]) -> Labels:
+    """Return the labels by fastText with the settings that are best by cross-validation on three folds."""
     grid = {"lr": [0.3, 1.0], "epoch": [50], "words": [1, 2], "subwords": [False, True]}
     grids = [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
     folds = list(StratifiedKFold(3, shuffle=True, random_state=0).split(texts, labels))
 
-    def score(how: dict[str, Any]) -> float:
+    def score(settings: dict[str, Any]) -> float:
         right = 0.0
         for fit, rest in folds:
-            made = FastText(**how)
+            made = FastText(**settings)
             made.fit([texts[i] for i in fit], labels[fit])
             right += float((made.predict([texts[i] for i in rest]) == labels[rest]).mean())
         return right
@@ -241,27 +249,30 @@ def fasttext_tuned(texts: list[str], labels: Labels, tested: list[str]) -> Label
 
 
 def fasttext_for_few(texts: list[str], labels: Labels, tested: list[str]) -> Labels:
-    """fastText with words and pairs of words, by its defaults, but with as many epochs as few rows need."""
+    """Return the labels by fastText with words and pairs of words, and with the 50 epochs that few rows need."""
     made = FastText(0.5, 50, 2, buckets=200_000, line=_with_marks_apart)
     made.fit(texts, labels)
     return made.predict(tested)
 
 
 def setfit(texts: list[str], labels: Labels, tested: list[str], encoder: str) -> Labels:
-    """The encoder, fine-tuned on up to 20,000 pairs of rows, as many as SetFit's authors draw of 500 rows."""
+    """Return the labels by SetFit: the encoder, fine-tuned on up to 20,000 pairs of rows.
+
+    SetFit's authors draw as many pairs from 500 rows.
+    """
     from datasets import Dataset
     from setfit import SetFitModel, Trainer, TrainingArguments
 
     names, numbers = np.unique(labels, return_inverse=True)
     model = SetFitModel.from_pretrained(encoder)
     rounds = max(1, min(20, _PAIRS // (2 * len(texts))))
-    how = TrainingArguments(batch_size=16, num_epochs=1, num_iterations=rounds, seed=0, report_to="none")
-    Trainer(model, how, train_dataset=Dataset.from_dict({"text": texts, "label": numbers.tolist()})).train()
+    arguments = TrainingArguments(batch_size=16, num_epochs=1, num_iterations=rounds, seed=0, report_to="none")
+    Trainer(model, arguments, train_dataset=Dataset.from_dict({"text": texts, "label": numbers.tolist()})).train()
     return names[np.asarray(model.predict(tested), np.int64)]
 
 
 def model2vec(texts: list[str], labels: Labels, tested: list[str], encoder: str) -> Labels:
-    """The classifier of Model2Vec, over static vectors that it makes of the encoder."""
+    """Return the labels by the classifier of Model2Vec, on static vectors that Model2Vec distils from the encoder."""
     from model2vec.train import StaticModelForClassification
 
     model = StaticModelForClassification.from_static_model(model=_static(encoder))
@@ -269,15 +280,15 @@ def model2vec(texts: list[str], labels: Labels, tested: list[str], encoder: str)
 
 
 def distilled(encoder: str, cache: str) -> float:
-    """Distil the static vectors of an encoder's tokens into a cache folder; the seconds of a core that this takes."""
+    """Distil the static vectors of an encoder's tokens into a cache folder, and return the processor seconds."""
     os.environ["BROADSHEET_CACHE_DIR"] = cache
     began = time.process_time()
-    static_folder(Path(encoder), "cpu", lambda folder: None, lambda done, most: None)
+    static_folder(Path(encoder), "cpu", lambda folder: None, lambda finished, count: None)
     return round(time.process_time() - began, 1)
 
 
 def taught(texts: list[str], labels: Labels, tested: list[str], encoder: str, unlabelled: list[str]) -> Labels:
-    """The labels of `tested` by a model of ours, with an encoder as a teacher of rows without a label too.
+    """Return the labels by a model of ours, with an encoder as its teacher, which also labels unlabelled rows.
 
     Parameters
     ----------
@@ -321,7 +332,10 @@ TRIALS |= {"network": OF_NETWORK, "fits": ALL_CORES, "noise": WAYS, "imbalance":
 
 
 def drawn(labels: Labels, rows: int, seed: int, trial: str) -> tuple[NDArray[np.int64], Labels]:
-    """Rows to train on, and their labels, in a trial with wrong ones."""
+    """Draw the rows to train on.
+
+    Returns their indices and their labels. Some labels are wrong in the trial "noise".
+    """
     rng = np.random.default_rng(seed)
     order = rng.permutation(len(labels))
     if trial == "imbalance":
@@ -336,13 +350,15 @@ def drawn(labels: Labels, rows: int, seed: int, trial: str) -> tuple[NDArray[np.
 
 
 def measure(folder: Path, run: dict[str, Any], ways: list[str]) -> None:
-    """Add to a run the figures of some ways."""
+    """Train and evaluate some of the models of `TRIALS`, and add their figures to a run."""
+    # Draw the training rows, and choose test rows whose class is among theirs.
     texts, labels = read(folder / "train.csv")
     tested, truth = read(folder / "test.csv")
     chosen, given = drawn(labels, run["rows"], run["seed"], run["trial"])
     known = np.flatnonzero(np.isin(truth, labels[chosen]))[:MOST_TESTED]
     of_test = [tested[row] for row in known]
     run |= {"tested": len(known), "classes": len(np.unique(labels[chosen]))}
+    # Train each model, and evaluate it.
     rest = np.setdiff1d(np.arange(len(texts)), chosen)[:_UNLABELLED]
     for name in ways:
         more = {"unlabelled": [texts[row] for row in rest]} if name == _TAUGHT else {}
@@ -356,6 +372,7 @@ def measure(folder: Path, run: dict[str, Any], ways: list[str]) -> None:
 
 
 def main() -> None:
+    """Measure each set, number of rows and seed, except the figures that the output file already has."""
     command = parser(__doc__)
     command.add_argument("sets", type=Path, help="folder with a folder for each set")
     command.add_argument("--rows", type=int, nargs="+", default=[500, 2000, 5000, 20000], help="to train on")
@@ -363,16 +380,19 @@ def main() -> None:
     command.add_argument("--trial", choices=list(TRIALS), default="")
     command.add_argument("--encoder", help="folder of a sentence-transformers model, for more peers")
     options = command.parse_args()
+    # Read the figures of earlier calls.
     goes_on = options.output and options.output.exists()
     runs: list[dict[str, Any]] = json.loads(options.output.read_text())["runs"] if goes_on else []
     there = {(run["set"], run["rows"], run["seed"], run["trial"]): run for run in runs}
     with ExitStack() as stack:
+        # Add the models that need the encoder.
         more: dict[str, Any] = {}
         if options.encoder:
             TRIALS["peers"] |= {name: partial(way, encoder=options.encoder) for name, way in OF_ENCODER.items()}
             TRIALS["vectors"] |= {WITH_ENCODER: partial(ours, vectors=f"wordllama,{options.encoder}")}
         if options.encoder and options.trial == "vectors":
             more["distilling, s"] = distilled(options.encoder, stack.enter_context(tempfile.TemporaryDirectory()))
+        # Measure what is missing, and write the file after each run.
         record = {"about": about(options, **more), "runs": runs}
         folders = sorted(path.parent for path in options.sets.glob("*/train.csv"))
         for rows, seed, folder in itertools.product(options.rows, options.seeds, folders):

@@ -1,4 +1,4 @@
-"""Articles as a benchmark's input: AG News text, repeated and shuffled, or random ones of such lengths."""
+"""Articles for benchmarks: the texts of AG News, repeated and shuffled, or random ones with lengths like theirs."""
 
 from __future__ import annotations
 
@@ -14,24 +14,25 @@ from broadsheet.pipeline.model.charcnn import Model
 
 
 class Articles(Texts):
-    """Texts of which parts can be taken."""
+    """Texts that can be cut into parts."""
 
     def part(self, first: int, last: int) -> Articles:
+        """Return the articles from index `first` up to `last`, without copying them."""
         return Articles(self.data, self.offsets[first : last + 1])
 
     def chunks(self, rows: int) -> Iterator[Articles]:
-        """Parts of `rows` articles, the last one of fewer."""
+        """Yield parts of `rows` articles. The last part may have fewer."""
         return (self.part(first, min(first + rows, len(self))) for first in range(0, len(self), rows))
 
 
 def ag_news_texts(file: Path) -> list[str]:
-    """The articles of an AG News CSV (class, title, description), each as title and description with a space."""
+    """Return the articles of an AG News CSV (class, title, description), each as title, space and description."""
     with open(file, newline="", encoding="utf-8") as rows:
         return [f"{title} {text}".strip() for _, title, text in csv.reader(rows)]
 
 
 def ag_news(file: Path, count: int, seed: int = 0) -> Articles:
-    """`count` articles of an AG News CSV, repeated and shuffled."""
+    """Return `count` articles of an AG News CSV, repeated and shuffled."""
     texts = [text.encode() for text in ag_news_texts(file)]
     order = np.random.default_rng(seed).permutation(np.resize(np.arange(len(texts)), count))
     offsets = np.zeros(count + 1, np.int64)
@@ -40,13 +41,13 @@ def ag_news(file: Path, count: int, seed: int = 0) -> Articles:
 
 
 def of_length(articles: Articles, size: int, count: int) -> Articles:
-    """`count` articles of `size` bytes, cut from the text of others."""
+    """Return `count` articles of `size` bytes each, cut from the joined texts of `articles`."""
     data = np.resize(articles.data, size * count)
     return Articles(data, np.arange(count + 1, dtype=np.int64) * size)
 
 
 def random_ids(model: Model, count: int) -> NDArray[np.uint8]:
-    """Random encoded articles, uint8 [count, length], with lengths spread like AG News's."""
+    """Return random encoded articles, uint8 [count, length], with lengths distributed like AG News's."""
     rng = np.random.default_rng(0)
     ids = rng.integers(0, len(model.alphabet) + 1, (count, model.length)).astype(np.uint8)
     lengths = np.clip(rng.normal(236, 67, count), 20, model.length).astype(int)
@@ -55,5 +56,5 @@ def random_ids(model: Model, count: int) -> NDArray[np.uint8]:
 
 
 def encoded(ids: NDArray[np.uint8]) -> Articles:
-    """Encoded articles, uint8 [N, length], as an engine takes them."""
+    """Wrap encoded articles, uint8 [N, length], in the form that an engine takes."""
     return Articles(np.empty(0, np.uint8), np.zeros(len(ids) + 1, np.int64), ids)

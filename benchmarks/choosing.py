@@ -1,10 +1,11 @@
-"""`broadsheet select` beside DuckDB on the labels of a job: the same rows chosen, in turns.
+"""Compare `broadsheet select` with DuckDB: both choose the same rows of a job's labels, in turns.
 
     python -m benchmarks.choosing --rows 10000000 --output benchmarks/results/choosing.json
 
-The labels are those of n-grams alone. Both write file and row of what they choose into one Parquet file. Recorded are
-seconds, and seconds of processors, of each whole command, medians; a first round compiles the bytecode and is not
-counted. It needs `pip install duckdb`; `taskset -c 0,1` before the command gives both the same two cores.
+The labels come from n-grams alone. Both write the file and row numbers of the rows that they choose into one Parquet
+file. The record has the medians of wall-clock seconds and of processor seconds of each whole command. The first round,
+which compiles bytecode, does not count. The benchmark needs `pip install duckdb`. Put `taskset -c 0,1` before the
+command to give both the same two cores.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ _CHOICES = {
     ),
 }
 _FEW = 100
-"""So few rows that the time of a choice is that of the start."""
+"""With so few rows, nearly all of the time is that of starting the command."""
 
 _DUCKDB = """
 import duckdb, sys
@@ -57,15 +58,17 @@ duckdb.sql(f"COPY ({sys.argv[2]}) TO '{sys.argv[3]}' (FORMAT parquet)")
 
 
 def main() -> None:
+    """Label the rows, and measure each choice by both."""
     command = parser(__doc__)
     command.add_argument("--rows", type=int, default=10_000_000)
     command.add_argument("--rounds", type=int, default=5)
-    command.add_argument("--folder", type=Path, help="where the labels are kept for another run, or are already")
+    command.add_argument("--folder", type=Path, help="folder that keeps the labels for another run, or has them")
     options = command.parse_args()
     runs = []
     with tempfile.TemporaryDirectory() as name:
         folder, choose = options.folder or Path(name), random.Random(0).choices
         folder.mkdir(parents=True, exist_ok=True)
+        # Label random texts, unless the folder has labels.
         block = "".join(f"{' '.join(choose(_WORDS, k=6))} {row}\n" for row in range(100_000))
         ours = [sys.executable, "-m", "broadsheet"]
         if not (folder / "labels" / "_SUCCESS").exists():
@@ -76,10 +79,11 @@ def main() -> None:
             for labels, rows in (("few", _FEW), ("labels", options.rows)):
                 limited = [*job, labels, "--limit", str(rows)]
                 subprocess.run([*ours, *limited], cwd=folder, env=environment(), check=True)
+        # Measure each choice, in turns.
         first = next(iter(_CHOICES))
         for choice, labels, (flags, query) in (
             (f"{first}, of {_FEW} rows", "few", _CHOICES[first]),
-            *((choice, "labels", how) for choice, how in _CHOICES.items()),
+            *((choice, "labels", both) for choice, both in _CHOICES.items()),
         ):
             write_ours = ["select", labels, "-o", "broadsheet.parquet", "--overwrite", "--column", "file", "--column"]
             ways = {
@@ -94,6 +98,7 @@ def main() -> None:
                     after = os.times()
                     seconds[way].append(time.perf_counter() - began)
                     cpu[way].append(sum(after[2:4]) - sum(before[2:4]))
+            # Check that both choose the same rows, and record the medians.
             rows_of_way = [pq.read_table(folder / f"{way}.parquet").column("row").to_numpy() for way in ways]
             if not np.array_equal(np.sort(rows_of_way[0]), np.sort(rows_of_way[1])):
                 raise SystemExit(f"{choice}: the rows chosen are not the same")

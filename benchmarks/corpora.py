@@ -1,12 +1,16 @@
-"""Whole jobs over corpora as people have them: compressed, many files, long texts, one large file.
+"""Measure whole jobs over typical corpora: compressed files, many files, long texts, one large file.
 
     python -m benchmarks.corpora --articles-csv ag_news/test.csv --folder /tmp/corpora --gpus 1
     python -m benchmarks.corpora --articles-csv ag_news/test.csv --folder /tmp/corpora --before ../older --scale 0.1
 
-For each corpus: a call of `classify` on a cluster that has done the same before, from files to Parquet, with the share
-of the time in which the GPU was busy; beside it the same job with an older checkout, where one is given; PyArrow, which
-reads the column of texts in a process for each core; and the engine alone on such texts. On N GPUs there are N times as
-many files.
+For each corpus, it measures:
+
+- a call of `classify`, from files to Parquet, on a cluster that has run the same job before, with the share of the time
+  in which the GPU was busy
+- the same job with an older checkout, with `--before`
+- PyArrow, which reads the column of texts with one process for each core
+
+It also measures the engine alone on short and on long texts. On N GPUs, a corpus has N times as many files.
 """
 
 from __future__ import annotations
@@ -32,7 +36,7 @@ from benchmarks.processes import Sampler, family
 from benchmarks.record import RESULTS, ROOT, about, parser, seconds_of, write
 from broadsheet.pipeline.engine.base import Texts
 from broadsheet.pipeline.engine.open import open_engine
-from broadsheet.pipeline.model.charcnn import load_model
+from broadsheet.pipeline.model.loading import load_model
 from broadsheet.pipeline.processes.threads import available_cores
 
 CORPORA = (
@@ -53,14 +57,15 @@ CORPORA = (
     Corpus("short-csv-4", ".csv", 4, 2_000_000),
     Corpus("one-jsonl-gz", ".jsonl.gz", 64, 31_250, long=True, one=True),
 )
-"""On one GPU; on more, as many times as many files."""
+"""The corpora for one GPU. On N GPUs, they have N times as many files."""
 
 _ENGINE_ROWS, _ENGINE_CALLS, _ENGINE_REPEATS = 131_072, 8, 5
 
 
 def engine_rate(articles_csv: Path, model: str, long: bool) -> dict[str, Any]:
-    """The rate of the engine alone on one device, from host memory to labels there, on texts cut as the reader cuts
-    them.
+    """Measure the engine alone on one device, from texts in host memory to labels there.
+
+    The texts are cut to the length that the model reads, as a job's reader cuts them.
     """
     engine = open_engine(load_model(model))
     texts = Texts.of(
@@ -73,7 +78,7 @@ def engine_rate(articles_csv: Path, model: str, long: bool) -> dict[str, Any]:
 
 
 def job(root: Path, inputs: Path, out: Path, options: dict[str, Any]) -> dict[str, Any]:
-    """A job with the checkout in `root`, and the peak resident memory of its processes by role."""
+    """Run a job with the checkout in `root`. Returns its report, with the peak resident memory of each role."""
     command = [sys.executable, str(ROOT / "benchmarks" / "corpora_job.py"), str(inputs), str(out), json.dumps(options)]
     path = os.pathsep.join([str(root), os.environ.get("PYTHONPATH", "")])
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": path})
@@ -86,14 +91,14 @@ def job(root: Path, inputs: Path, out: Path, options: dict[str, Any]) -> dict[st
 
 
 def by_pyarrow(inputs: Path, repeats: int = 2) -> dict[str, float]:
-    """Rows a second, and the processor seconds that they take."""
+    """Measure PyArrow: rows per second, and the processor seconds of a round."""
     files, cores = sorted(inputs.iterdir()), available_cores()
     with ProcessPoolExecutor(cores, multiprocessing.get_context("spawn"), pa.set_cpu_count, (1,)) as pool:
         rounds = []
         for _ in range(1 + repeats):
             began = time.perf_counter()
-            told = list(pool.map(_by_pyarrow, files, chunksize=max(1, len(files) // (8 * cores))))
-            rows, busy = map(sum, zip(*told, strict=True))
+            counts = list(pool.map(_by_pyarrow, files, chunksize=max(1, len(files) // (8 * cores))))
+            rows, busy = map(sum, zip(*counts, strict=True))
             rounds.append((rows / (time.perf_counter() - began), busy))
     rates, seconds = zip(*rounds[1:], strict=True)
     return {"rows_per_second": statistics.median(rates), "processor_seconds": statistics.median(seconds)}
@@ -106,11 +111,14 @@ def _by_pyarrow(file: Path) -> tuple[int, float]:
 
 
 def measure(corpus: Corpus, gpus: int, options: argparse.Namespace) -> dict[str, Any]:
+    """Write a corpus, and measure the jobs and PyArrow on it."""
+    # Write the files.
     corpus = replace(corpus, files=corpus.files * gpus).scaled(options.scale)
     if corpus.one:
         corpus = replace(corpus, files=corpus.files // gpus)
     inputs = write_corpus(options.articles_csv, options.folder, corpus)
     sizes = [file.stat().st_size for file in inputs.iterdir()]
+    # Run the job, with the older checkout too, and PyArrow.
     given = {"where": "cuda", "workers": gpus * options.workers_per_gpu, "model": options.model}
     given |= {"chunk_rows": options.chunk_rows, "protocol": options.protocol, "network": options.network}
     run: dict[str, Any] = {"name": corpus.name, "files": len(sizes), "stored_bytes": sum(sizes), "gpus": gpus}
@@ -126,6 +134,7 @@ def measure(corpus: Corpus, gpus: int, options: argparse.Namespace) -> dict[str,
 
 
 def main() -> None:
+    """Measure each corpus on each number of GPUs, and write the results after each one."""
     command = parser(__doc__, RESULTS / "corpora_1.json", articles=True)
     command.add_argument("--folder", type=Path, required=True, help="for input and output: 25 GB a GPU")
     command.add_argument("--before", type=Path, help="the checkout of an older Broadsheet, with a worker for each GPU")
@@ -140,8 +149,10 @@ def main() -> None:
     options = command.parse_args()
     options.folder.mkdir(parents=True, exist_ok=True)
     result: dict[str, Any] = {"about": about(options), "runs": []}
-    if options.output.exists():  # of an earlier call on the same machine
+    # Go on with the results of an earlier call on the same machine.
+    if options.output.exists():
         result["runs"] = json.loads(options.output.read_text())["runs"]
+    # Measure the corpora.
     by_name = {corpus.name: corpus for corpus in CORPORA}
     for gpus in options.gpus:
         for corpus in (by_name[name] for name in options.corpora):
@@ -152,6 +163,7 @@ def main() -> None:
                     print(gpus, corpus.name, way, ran["rows_per_second"], ran["busy"], ran["verdict"], flush=True)
             print(gpus, corpus.name, "pyarrow", run["pyarrow"]["rows_per_second"], run.get("same_labels"), flush=True)
             write(result, options.output)
+    # Measure the engine alone.
     for kind in ("short", "long"):
         result.setdefault("engine", {})[kind] = engine_rate(options.articles_csv, options.model, kind == "long")
     write(result, options.output)

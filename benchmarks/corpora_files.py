@@ -1,4 +1,4 @@
-"""Corpora as people have them, of any size: short texts and long ones, in every format and compression."""
+"""Typical corpora of any size: short and long texts, in every format and compression."""
 
 from __future__ import annotations
 
@@ -26,19 +26,21 @@ from benchmarks.articles import ag_news_texts
 from broadsheet.pipeline.processes.threads import available_cores
 
 JOINED = 20
-"""Articles in a long text: about 5 KB."""
+"""The number of articles in a long text, which has about 5 KB."""
 
 _VARIED, _REPLACED_WORDS = 200_000, 0.15
-"""Texts that all corpora are drawn from, and the share of their words that is drawn anew: 50 MB, more than the windows
-of compressors, which else would find most articles again.
+"""The number of texts from which all corpora are drawn, and the share of their words that is replaced by other words.
+
+The texts have 50 MB, more than the windows of compressors, which otherwise would find most articles again.
 """
 
 _ROWS_AT_ONCE = {False: 50_000, True: 5_000}
 _PARQUET_GROUP = 131_072
 
 _DISTINCT = 16
-"""Large files are written so many times; the others are hard links to them, in turn. Nothing but the page cache holds
-so much, and that holds all of them anyway.
+"""The number of large files that are written. The other files are hard links to them, in turn.
+
+Links make no difference to a job: only the page cache could hold files of this size, and it holds all of them anyway.
 """
 
 
@@ -51,17 +53,17 @@ class Corpus:
     name : str
         The name in the results.
     ending : str
-        The ending of the files, which says format and compression.
+        The ending of the files' names, which decides format and compression.
     files : int
         How many files there are.
     rows : int
-        Rows of each file.
+        How many rows each file has.
     long : bool
-        Whether a text is 20 articles.
+        Whether a text consists of 20 articles.
     small : bool
         Whether the files are small.
     one : bool
-        Whether all is joined to one file at the end, compressed by igzip, which takes a twentieth of the time of gzip.
+        Whether the files are joined to one in the end. igzip compresses it, in a twentieth of gzip's time.
 
     """
 
@@ -74,31 +76,33 @@ class Corpus:
     one: bool = False
 
     def scaled(self, by: float) -> Corpus:
-        """The corpus with more or less rows: in as many files, or in more or fewer files if they are small."""
+        """Return the corpus with a multiple of its rows: with longer files, or with more files if they are small."""
         if self.small:
             return replace(self, files=max(1, int(self.files * by)))
         return replace(self, rows=max(1, int(self.rows * by)))
 
     @property
     def distinct(self) -> int:
-        """How many of the files are written, and not links."""
+        """How many of the files are written. The others are links to them."""
         return self.files if self.small else min(self.files, _DISTINCT)
 
 
 def write_corpus(articles_csv: Path, folder: Path, corpus: Corpus) -> Path:
-    """Write the files of a corpus, unless they are there already; their folder."""
+    """Write the files of a corpus, unless its folder has them already. Returns the folder."""
     inputs = folder / corpus.name
     stamp, made = folder / f"{corpus.name}.json", json.dumps(asdict(corpus))
     if inputs.exists() and stamp.exists() and stamp.read_text() == made:
         return inputs
+    # Write the files in processes.
     stamp.unlink(missing_ok=True)
     shutil.rmtree(inputs, ignore_errors=True)
     inputs.mkdir(parents=True)
-    _varied(articles_csv)  # before the processes are forked: they share it
+    _varied(articles_csv)  # the processes, which are forked later, share it
     parts = replace(corpus, ending=corpus.ending.removesuffix(".gz")) if corpus.one else corpus
     with ProcessPoolExecutor(available_cores(), multiprocessing.get_context("fork")) as pool:
-        for done in [pool.submit(_write_file, articles_csv, inputs, parts, n) for n in range(corpus.distinct)]:
-            done.result()
+        for future in [pool.submit(_write_file, articles_csv, inputs, parts, n) for n in range(corpus.distinct)]:
+            future.result()
+    # Link the others to them, or join all to one.
     for number in range(corpus.distinct, corpus.files):
         (inputs / _name(parts, number)).hardlink_to(inputs / _name(parts, number % corpus.distinct))
     if corpus.one:
@@ -108,7 +112,7 @@ def write_corpus(articles_csv: Path, folder: Path, corpus: Corpus) -> Path:
 
 
 def texts_of(articles_csv: Path, long: bool, count: int, seed: int = 0) -> pa.LargeStringArray:
-    """`count` texts of a corpus."""
+    """Draw `count` texts of a corpus."""
     varied = _varied(articles_csv)
     joined = JOINED if long else 1
     drawn = varied.take(pa.array(np.random.default_rng([1, seed]).integers(0, len(varied), count * joined)))
@@ -116,6 +120,7 @@ def texts_of(articles_csv: Path, long: bool, count: int, seed: int = 0) -> pa.La
 
 
 def _join(inputs: Path, ending: str) -> None:
+    """Join the files of a folder to one, which is compressed."""
     from isal import igzip
 
     parts = sorted(inputs.iterdir())
@@ -128,6 +133,7 @@ def _join(inputs: Path, ending: str) -> None:
 
 @cache
 def _varied(articles_csv: Path) -> pa.LargeStringArray:
+    """Return 200,000 articles in which some words are replaced by words of other articles."""
     rng = np.random.default_rng(0)
     words = pc.split_pattern(pa.array(ag_news_texts(articles_csv), pa.large_string()), " ")
     lists = words.take(pa.array(rng.permutation(np.resize(np.arange(len(words)), _VARIED))))
@@ -139,6 +145,7 @@ def _varied(articles_csv: Path) -> pa.LargeStringArray:
 
 
 def _joined(values: pa.LargeStringArray, offsets: np.ndarray) -> pa.LargeStringArray:
+    """Join the strings between each two offsets, with spaces."""
     lists = pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), values)
     return pc.binary_join(lists, pa.scalar(" ", pa.large_string()))
 
@@ -181,7 +188,7 @@ def _csv_lines(table: pa.Table) -> memoryview:
 
 
 def _bytes(*pieces: object) -> memoryview:
-    """The bytes of strings and columns of strings, row by row."""
+    """Join strings and columns of strings in each row, and return the bytes of all rows."""
     scalars = [pa.scalar(piece, pa.large_string()) if isinstance(piece, str) else piece for piece in pieces]
     rows = pc.binary_join_element_wise(*scalars, pa.scalar("", pa.large_string())).combine_chunks()
     rows = rows.chunk(0) if isinstance(rows, pa.ChunkedArray) else rows
@@ -190,7 +197,10 @@ def _bytes(*pieces: object) -> memoryview:
 
 @contextmanager
 def _compressed(file: Path) -> Iterator[BinaryIO]:
-    """The data as one member, or one frame, as `gzip` and `zstd` write files at their default levels."""
+    """Open a file for writing, compressed by its ending as `gzip` and `zstd` do at their default levels.
+
+    The data becomes one gzip member or one zstd frame.
+    """
     if file.suffix == ".gz":
         with gzip.open(file, "wb", 6) as stream:
             yield cast(BinaryIO, stream)
@@ -203,7 +213,7 @@ def _compressed(file: Path) -> Iterator[BinaryIO]:
 
 
 def table_by_pyarrow(file: Path) -> pa.Table:
-    """The texts of a file of a corpus."""
+    """Read the texts of a file with PyArrow."""
     if file.suffix == ".parquet":
         return pq.read_table(file, columns=["text"])
     if file.suffix == ".csv":

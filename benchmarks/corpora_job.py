@@ -1,6 +1,7 @@
-"""One job of `benchmarks.corpora`, with whichever checkout of Broadsheet is on PYTHONPATH; prints what it took as JSON.
+"""Run one job of `benchmarks.corpora`, with the checkout of Broadsheet on PYTHONPATH, and print its figures as JSON.
 
-The job runs twice on one cluster: the second run is measured, when the processes have the memory that they need.
+The job runs twice on one cluster. The figures are those of the second run, when the processes have allocated the memory
+that they need.
 """
 
 from __future__ import annotations
@@ -15,16 +16,21 @@ from broadsheet.pipeline import classify
 
 
 def main(inputs: str, out: str, options: dict[str, Any]) -> dict[str, Any]:
+    """Run the job twice, and return the figures of the second run."""
     with connect(options["where"], workers=options["workers"], protocol=options["protocol"]) as client:
         given = {"model": options["model"], "network": options["network"], "chunk_size": options["chunk_rows"]}
         first, second = (classify(inputs, out, overwrite=True, client=client, **given).to_dict() for _ in range(2))
     shutil.rmtree(out)
     breakdown = second["breakdown"]
-    told = {name: second[name] for name in ("chunks", "seconds", "timings")}
-    told |= {name: breakdown[name] for name in ("window", "rows_per_second", "busy", "verdict")}
-    told |= {"rows": second["rows_written"], "labels": second["models"][0]["labels"], "read_by": second.get("read_by")}
+    figures = {name: second[name] for name in ("chunks", "seconds", "timings")}
+    figures |= {name: breakdown[name] for name in ("window", "rows_per_second", "busy", "verdict")}
+    figures |= {
+        "rows": second["rows_written"],
+        "labels": second["models"][0]["labels"],
+        "read_by": second.get("read_by"),
+    }
     shares = [device["shares"] for device in breakdown["devices"]]
-    return told | {"shares": shares, "first_rows_per_second": first["breakdown"]["rows_per_second"]}
+    return figures | {"shares": shares, "first_rows_per_second": first["breakdown"]["rows_per_second"]}
 
 
 if __name__ == "__main__":

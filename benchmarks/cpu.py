@@ -1,11 +1,11 @@
-"""The CPU backend in both frames beside PyTorch eager fp32, in one run on one machine with the same number of threads.
+"""Compare the CPU backend, in both frames, with PyTorch eager in fp32: on one machine, with the same number of threads.
 
     python -m benchmarks.cpu --output benchmarks/results/cpu.json
 
-All start from the same encoded articles: as long as AG News's (median 232 characters), then of the model's full length.
-PyTorch gets them as a one-hot tensor, built outside its timing; its batch is the best of those tried, and it computes
-the dense frame, which costs it no more than the text frame would. Medians of warm, alternating runs; first with one
-thread, then with all cores.
+All start from the same encoded articles: first as long as AG News's (median 232 characters), then of the model's full
+length. PyTorch gets them as a one-hot tensor, which is built before its timing. Its batch is the fastest of three, and
+it computes the dense frame, which costs it no more than the text frame would. The figures are medians of warm runs that
+alternate, first with one thread, then with all cores.
 """
 
 from __future__ import annotations
@@ -23,12 +23,15 @@ from benchmarks.articles import encoded, random_ids
 from benchmarks.peers import torch_peer
 from benchmarks.record import about, parser, seconds_of, write
 from broadsheet.pipeline.engine.open import open_engine
-from broadsheet.pipeline.model.charcnn import Model, load_model
+from broadsheet.pipeline.model.charcnn import Model
 from broadsheet.pipeline.model.layers import FRAMES
+from broadsheet.pipeline.model.loading import load_model
 from broadsheet.pipeline.processes.threads import available_cores
 
 
 def measure(model: Model, ids: NDArray[np.uint8], threads: int, repeats: int) -> dict[str, Any]:
+    """Measure the rates of both frames and of PyTorch on encoded articles, uint8 [N, length]."""
+    # Open the engines and the network of PyTorch.
     torch.set_num_threads(threads)
     engines = {frame: open_engine(replace(model, frame=frame), "cpu", threads=threads) for frame in FRAMES}
     network = torch_peer.eager(model, torch.float32).eval()
@@ -39,6 +42,7 @@ def measure(model: Model, ids: NDArray[np.uint8], threads: int, repeats: int) ->
         def pytorch(batch: int) -> torch.Tensor:
             return torch.cat([forward(part) for part in columns.split(batch)])
 
+        # Choose PyTorch's batch, warm up, and measure in turns.
         batch = min((8, 32, 128), key=lambda b: seconds_of(lambda: pytorch(b), 1))
         ways: dict[str, Callable[[], object]] = {
             **{frame: lambda engine=engine: engine.classify(encoded(ids)) for frame, engine in engines.items()},
@@ -47,6 +51,7 @@ def measure(model: Model, ids: NDArray[np.uint8], threads: int, repeats: int) ->
         for work in ways.values():
             work()
         turns = [{name: seconds_of(work, 1)[0] for name, work in ways.items()} for _ in range(repeats)]
+    # Describe the rates.
     rates = {name: len(ids) / statistics.median(turn[name] for turn in turns) for name in ways}
     run = {
         "articles": len(ids),
@@ -64,9 +69,10 @@ def measure(model: Model, ids: NDArray[np.uint8], threads: int, repeats: int) ->
 
 
 def main() -> None:
+    """Measure short and long articles, with one thread and with all cores."""
     command = parser(__doc__)
-    command.add_argument("--articles", type=int, default=512, help="of a run")
-    command.add_argument("--repeats", type=int, default=9, help="runs of each")
+    command.add_argument("--articles", type=int, default=512, help="articles of a run")
+    command.add_argument("--repeats", type=int, default=9, help="runs of each contender")
     options = command.parse_args()
     model = load_model(options.model).asking("all")
     short = random_ids(model, options.articles)

@@ -1,9 +1,10 @@
-"""How fast each library decompresses, by one thread and by one on each core.
+"""Measure how fast each library decompresses, with one thread and with one thread for each core.
 
     python -m benchmarks.decompression --articles-csv ag_news/train.csv --output benchmarks/results/decompression.json
 
-The text is AG News as JSON Lines: an article a line ("short"), and 20 joined, 5 KB ("long"). Rates are MB of
-decompressed content a second, the best of some rounds: of one core, a second of processor time.
+The text is AG News as JSON Lines, with one article in each line ("short") or with 20 joined articles, 5 KB ("long").
+A rate is MB of decompressed content per second, the best of two rounds. For one core, the seconds are processor time;
+for all cores, wall-clock time.
 """
 
 from __future__ import annotations
@@ -40,19 +41,20 @@ BLOCK, ROUNDS = 4 << 20, 2
 Read = Callable[[Path], int]
 
 
-def texts(articles: Path, joined: int, most: int) -> bytes:
-    """JSON Lines of at least `most` bytes."""
+def texts(articles: Path, joined: int, least_bytes: int) -> bytes:
+    """Return JSON Lines of at least `least_bytes` bytes. joined: the number of articles in a line."""
     with articles.open(newline="") as file:
         rows = itertools.cycle([" ".join(row[1:]) for row in csv.reader(file)])
     lines: list[bytes] = []
     size = 0
-    while size < most:
+    while size < least_bytes:
         lines.append(json.dumps({"id": len(lines), "text": " ".join(itertools.islice(rows, joined))}).encode() + b"\n")
         size += len(lines[-1])
     return b"".join(lines)
 
 
 def packed(compression: str, data: bytes) -> bytes:
+    """Compress data, at the usual level of the compression."""
     pack: dict[str, Callable[[bytes], bytes]] = {
         "gzip": lambda d: gzip.compress(d, 6),
         "zstd": zstandard.ZstdCompressor(3).compress,
@@ -64,10 +66,13 @@ def packed(compression: str, data: bytes) -> bytes:
 
 
 def drained(stream: Any) -> int:
+    """Read a stream to its end, and return the number of bytes."""
     return sum(iter(lambda: len(stream.read(BLOCK)), 0))
 
 
 def by_zlib(module: Any) -> Read:
+    """Return a function that reads a gzip file with a module that has zlib's interface."""
+
     def read(path: Path) -> int:
         decoder, count = module.decompressobj(wbits=31), 0
         with path.open("rb", buffering=0) as file:
@@ -79,6 +84,8 @@ def by_zlib(module: Any) -> Read:
 
 
 def by_arrow(name: str) -> Read:
+    """Return a function that reads a compressed file with PyArrow."""
+
     def read(path: Path) -> int:
         with pa.CompressedInputStream(pa.OSFile(str(path)), name) as stream:
             return drained(stream)
@@ -87,11 +94,14 @@ def by_arrow(name: str) -> Read:
 
 
 def by_zstandard(path: Path) -> int:
+    """Read a zstd file with the package zstandard."""
     with path.open("rb") as file, zstandard.ZstdDecompressor().stream_reader(file) as stream:
         return drained(stream)
 
 
 def by_ours(name: str) -> Read:
+    """Return a function that reads a compressed file as Broadsheet does."""
+
     def read(path: Path) -> int:
         with path.open("rb") as file:
             content = content_of(file, COMPRESSIONS[name])
@@ -117,11 +127,11 @@ LIBRARIES: dict[str, dict[str, Read]] = {
     "bz2": {"pyarrow": by_arrow("bz2"), "Broadsheet (bz2)": by_ours("bz2")},
     "xz": {"Broadsheet (lzma)": by_ours("xz")},
 }
-"""The libraries of the interpreter, those of packages, and what Broadsheet reads with, checks included."""
+"""The libraries of Python and of packages, and Broadsheet's reader, which also checks the files."""
 
 
 def of_one_core(read: Read, path: Path, content: int) -> float:
-    """MB a second of processor time, which does not include that of other programs."""
+    """Return the MB per second of processor time, which excludes the time of other programs."""
     spent = []
     for _ in range(ROUNDS):
         began = time.process_time()
@@ -131,7 +141,7 @@ def of_one_core(read: Read, path: Path, content: int) -> float:
 
 
 def rates(read: Read, path: Path, content: int, threads: int) -> float:
-    """MB/s of `threads` that read the same file side by side."""
+    """Return the MB per second of `threads` threads that read the same file at the same time."""
 
     def all_of_them() -> None:
         with ThreadPoolExecutor(threads) as pool:
@@ -142,6 +152,7 @@ def rates(read: Read, path: Path, content: int, threads: int) -> float:
 
 
 def measured(articles: Path) -> dict[str, Any]:
+    """Measure each library on each compression and text."""
     rows = []
     with tempfile.TemporaryDirectory() as folder:
         for name, libraries in LIBRARIES.items():

@@ -1,14 +1,15 @@
-"""An encoder that is fine-tuned on a few hundred rows: `train --fine-tune`, a frozen encoder, and SetFit.
+"""Compare three ways to train an encoder on a few hundred rows: `train --fine-tune`, a frozen encoder, and SetFit.
 
     python -m benchmarks.fine_tuning SETS --encoder all-MiniLM-L6-v2 --output benchmarks/results/fine_tuning.json
     python -m benchmarks.fine_tuning SETS --encoder all-MiniLM-L6-v2 --rows 48800 --sets ag_news --ways tuned
 
-SETS has a folder for each set, as `benchmarks.accuracy` describes them. Each seed draws the rows, which all contenders
-learn. They are evaluated on up to 6,000 test rows. SetFit draws 40 pairs for each row, its default, in batches of 16.
+SETS has a folder for each data set, as `benchmarks.accuracy` describes them. Each seed draws rows, on which all
+contenders train. They are evaluated on up to 6,000 test rows. SetFit draws 40 pairs for each row, its default, in
+batches of 16.
 
-Each run is a process of its own, and `--at-once` of them share the machine: seconds compare with one another, and with
-`--at-once 1` they are those of an idle machine. They count from the rows to the model, and leave out starting Python,
-loading libraries, and labelling the test rows. Runs that are in the output file already are not repeated.
+Each run is a process of its own, and `--at-once` processes share the machine. You can compare the seconds of contenders
+with one another; with `--at-once 1` they are those of an idle machine. They count from the rows to the model, without
+starting Python, loading libraries, and labelling the test rows. Runs that the output file has are not repeated.
 """
 
 from __future__ import annotations
@@ -38,12 +39,12 @@ Way = Callable[[list[str], Labels, str, str, int], Predict]
 
 
 def by_broadsheet(texts: list[str], labels: Labels, encoder: str, device: str, seed: int, is_tuned: bool) -> Predict:
-    """A head on an encoder, which is fine-tuned or frozen.
+    """Train a head on an encoder, which is fine-tuned or frozen.
 
     Parameters
     ----------
     texts, labels
-        The rows that are learned.
+        The rows to train on.
     encoder : str
         The folder of the encoder.
     device : str
@@ -51,23 +52,23 @@ def by_broadsheet(texts: list[str], labels: Labels, encoder: str, device: str, s
     seed : int
         The seed of all random choices.
     is_tuned : bool
-        Whether the encoder learns too, or its head alone.
+        Whether the encoder is trained too, or only its head.
 
     """
     table = pa.table({"text": texts, "label": labels})
     columns = {"text_column": "text", "label_column": "label"}
-    more = {"fine_tune": True, "device": device} if is_tuned else {}  # a head is fitted on the CPU
+    more = {"fine_tune": True, "device": device} if is_tuned else {}  # a head alone is fitted on the CPU
     trained = train(table, **columns, encoder=encoder, seed=seed, **more)
     return lambda tested: np.array(load(trained.model, device=device).predict(tested))
 
 
 def by_setfit(texts: list[str], labels: Labels, encoder: str, device: str, seed: int) -> Predict:
-    """SetFit with its defaults, without a report to other services.
+    """Train SetFit with its defaults, without reports to other services.
 
     Parameters
     ----------
     texts, labels, encoder, device, seed
-        As of `by_broadsheet`.
+        As in `by_broadsheet`.
 
     """
     from datasets import Dataset
@@ -89,7 +90,7 @@ WAYS: dict[str, Way] = {
 
 
 def measure(folder: Path, rows: int, seed: int, way: str, encoder: str, device: str) -> dict[str, Any]:
-    """The accuracy in percent, and the seconds, of one contender on one draw of rows.
+    """Train and evaluate one contender on one draw of rows. Returns its accuracy in percent, and the seconds.
 
     Parameters
     ----------
@@ -102,15 +103,17 @@ def measure(folder: Path, rows: int, seed: int, way: str, encoder: str, device: 
     way : str
         A key of `WAYS`.
     encoder, device
-        As of `by_broadsheet`.
+        As in `by_broadsheet`.
 
     """
+    # Draw the training rows, and choose test rows whose class is among theirs.
     if way == "SetFit":
         import setfit  # noqa: F401 - its import is not part of the time
     texts, labels = read(folder / "train.csv")
     tested, truth = read(folder / "test.csv")
     chosen, given = drawn(labels, rows, seed, "")
     known = np.flatnonzero(np.isin(truth, given))[:MOST_TESTED]
+    # Train, and evaluate.
     began = time.perf_counter()
     predict = WAYS[way]([texts[row] for row in chosen], given, encoder, device, seed)
     seconds = time.perf_counter() - began
@@ -120,7 +123,7 @@ def measure(folder: Path, rows: int, seed: int, way: str, encoder: str, device: 
 
 
 def summary(runs: list[dict[str, Any]]) -> str:
-    """A line for each contender: the mean over sets of medians over seeds, and the median seconds."""
+    """Return a line for each contender: its median accuracy over seeds, as the mean over sets, and median seconds."""
     lines = []
     for way in WAYS:
         own = [run for run in runs if run["way"] == way]
@@ -135,6 +138,7 @@ def summary(runs: list[dict[str, Any]]) -> str:
 
 
 def main() -> None:
+    """Run all contenders, write the file after each run, and print a summary."""
     command = parser(__doc__, RESULTS / "fine_tuning.json")
     command.add_argument("folder", type=Path, help="folder with a folder for each set")
     command.add_argument("--encoder", required=True, help="folder of a sentence-transformers model")
@@ -145,6 +149,7 @@ def main() -> None:
     command.add_argument("--device", choices=("cpu", "cuda"), default="cuda")
     command.add_argument("--at-once", type=int, default=1, help="runs that share the machine")
     options = command.parse_args()
+    # Run what the output file lacks.
     result: dict[str, Any] = {"about": about(options), "runs": []}
     if options.output.exists():
         result["runs"] = json.loads(options.output.read_text())["runs"]
@@ -155,9 +160,9 @@ def main() -> None:
     print(summary(result["runs"]))
 
 
-def _runs(options: argparse.Namespace, done: list[dict[str, Any]]) -> Any:
-    """The runs that are not in the file yet, as they end."""
-    there = {(run["set"], run["rows"], run["seed"], run["way"], run["at_once"], run["device"]) for run in done}
+def _runs(options: argparse.Namespace, recorded: list[dict[str, Any]]) -> Any:
+    """Run what the output file lacks, and yield the record of each run when it ends."""
+    there = {(run["set"], run["rows"], run["seed"], run["way"], run["at_once"], run["device"]) for run in recorded}
     names = options.sets or sorted(path.parent.name for path in options.folder.glob("*/train.csv"))
     spawn = multiprocessing.get_context("spawn")  # CUDA does not survive a fork
     with ProcessPoolExecutor(options.at_once, spawn, max_tasks_per_child=1) as pool:
@@ -171,7 +176,7 @@ def _runs(options: argparse.Namespace, done: list[dict[str, Any]]) -> Any:
         for future in as_completed(futures):
             try:
                 yield future.result() | {"at_once": options.at_once, "device": options.device}
-            except Exception as error:  # one that fails does not cost the others
+            except Exception as error:  # the other runs go on
                 print(f"a run failed: {error!r:.500}", file=sys.stderr, flush=True)
 
 

@@ -1,21 +1,21 @@
-"""Compare the tokens of encoders with those of `tokenizers`, on random texts of every script.
+"""Compare Broadsheet's tokens for encoders with those of `tokenizers`, on random texts in all scripts.
 
     python -m benchmarks.fuzz_tokens --texts 1_000_000 --output benchmarks/results/fuzz_tokens.json
     python -m benchmarks.fuzz_tokens --texts 20_000 --kinds wordpiece-uncased
 
-Each kind of tokenizer is trained on such texts and saved by transformers, as the folder of an encoder has it. From the
-folder, transformers loads one contender, and Broadsheet the other:
+Each kind of tokenizer is trained on such texts, and transformers saves it as in the folder of an encoder. transformers
+and Broadsheet both load it from the folder:
 
-- WordPiece, in four kinds, is computed by our own code, here in NumPy. Its kernel is held to the same code by
-  `tests/kernels/test_wordpiece_on_cpu.py`.
-- Unigram and byte-level BPE are computed by `tokenizers` on both sides. What is compared is what Broadsheet makes of a
-  folder: it stores the tokenizer as JSON, frames texts, and cuts long ones by itself.
+- Our own code computes four kinds of WordPiece, here in NumPy. `tests/kernels/test_wordpiece_on_cpu.py` compares the
+  kernel with the same code.
+- `tokenizers` computes Unigram and byte-level BPE on both sides. Here the test is what Broadsheet makes of a folder: it
+  stores the tokenizer as JSON, adds the special tokens, and cuts long texts by itself.
 
 A text draws most of its characters from a few scripts. The script of a character is the first word of its name in
-Unicode. Special tokens, control characters, marks in any order and characters of all other scripts are mixed in, and
-some texts are longer than what is read.
+Unicode. Special tokens, control characters, marks in any order and characters of all other scripts are mixed in. Some
+texts are longer than the number of tokens that is read.
 
-The process exits with 1 where any text has other tokens.
+The process exits with 1 if the tokens of any text differ.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from broadsheet.pipeline.model.stored_tokenizer import StoredTokenizer
 from broadsheet.pipeline.model.wordpiece import WordPiece
 
 MOST = 64
-"""Tokens of a text that are read."""
+"""The number of tokens of a text that are read."""
 
 _AT_ONCE, _SHOWN, _LEARNED = 5_000, 20, 5_000
 _SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
@@ -51,7 +51,7 @@ Encode = Callable[[list[str]], list[list[int]]]
 
 
 def characters_by_script() -> dict[str, list[str]]:
-    """All characters that have a name, by the first word of it, which for letters is the script."""
+    """Return all characters that have a name, by the first word of the name. For letters, it is the script."""
     found: dict[str, list[str]] = {}
     for code_point in range(0x110000):
         if name := unicodedata.name(chr(code_point), ""):
@@ -65,7 +65,7 @@ class Texts:
     Parameters
     ----------
     seed : int
-        Decides all of them.
+        The seed of all texts.
 
     """
 
@@ -77,10 +77,11 @@ class Texts:
         self._words: dict[str, list[str]] = {}
 
     def draw(self, count: int) -> list[str]:
-        """The next texts."""
+        """Draw the next texts."""
         return [self._text() for _ in range(count)]
 
     def _text(self) -> str:
+        """Draw a text of 1 to 50 words in a few scripts."""
         drawn = self._random
         names = drawn.choices(self._names, k=drawn.choice((1, 1, 1, 2, 3)))
         if drawn.random() < 0.3:
@@ -91,6 +92,7 @@ class Texts:
         return "".join(parts)
 
     def _word(self, script: str) -> str:
+        """Draw a word in a script, or sometimes a special token or odd characters."""
         drawn = self._random
         kind = drawn.random()
         if kind < 0.02:
@@ -111,7 +113,7 @@ class Texts:
 
 
 def _trained(kind: str, texts: list[str]) -> Any:
-    """A tokenizer that has learned its vocabulary from texts."""
+    """Train a tokenizer of `tokenizers` on texts."""
     from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
 
     options: dict[str, Any] = {"vocab_size": 30_000, "special_tokens": _SPECIAL, "show_progress": False}
@@ -130,7 +132,7 @@ def _trained(kind: str, texts: list[str]) -> Any:
 
 
 def _library_folder(kind: str, texts: list[str], folder: Path) -> StoredTokenizer:
-    """Save a tokenizer that `tokenizers` computes, and read it from the folder again."""
+    """Train and save a tokenizer that `tokenizers` computes, and load it from the folder."""
     import transformers
 
     names = dict(zip(("pad_token", "unk_token", "cls_token", "sep_token", "mask_token"), _SPECIAL, strict=True))
@@ -140,7 +142,7 @@ def _library_folder(kind: str, texts: list[str], folder: Path) -> StoredTokenize
 
 
 def _wordpiece_folder(settings: dict[str, Any], texts: list[str], folder: Path) -> WordPiece:
-    """Save a tokenizer of BERT's, and read it from the folder again. Half of the characters have an entry."""
+    """Train and save a tokenizer of BERT, and load it from the folder. Half of the characters have an entry."""
     import transformers
     from tokenizers import BertWordPieceTokenizer
 
@@ -169,6 +171,8 @@ KINDS = (*_WORDPIECE, "unigram", "byte-level-bpe")
 
 
 def _ours(tokens: WordPiece | StoredTokenizer) -> Encode:
+    """Return the function that computes tokens with Broadsheet."""
+
     def encode(texts: list[str]) -> list[list[int]]:
         data = [text.encode() for text in texts]
         places = np.cumsum([0, *map(len, data)])
@@ -179,6 +183,7 @@ def _ours(tokens: WordPiece | StoredTokenizer) -> Encode:
 
 
 def _theirs(folder: Path) -> Encode:
+    """Return the function that computes tokens with transformers."""
     import transformers
 
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
@@ -186,7 +191,7 @@ def _theirs(folder: Path) -> Encode:
 
 
 def _differences(texts: list[str], here: list[list[int]], there: list[list[int]]) -> list[dict[str, Any]]:
-    """The texts whose tokens differ, with these."""
+    """Return the texts whose tokens differ, with the tokens of both sides."""
     return [
         {"text": ascii(text[:300]), "broadsheet": ours[:30], "tokenizers": theirs[:30]}
         for text, ours, theirs in zip(texts, here, there, strict=True)
@@ -195,7 +200,8 @@ def _differences(texts: list[str], here: list[list[int]], there: list[list[int]]
 
 
 def compared(kind: str, count: int, seed: int) -> dict[str, Any]:
-    """The tokens of `count` texts by both, and the first that differ."""
+    """Compare the tokens of `count` texts, and describe the texts and the first that differ."""
+    # Train the tokenizer on the first texts.
     began = time.perf_counter()
     drawn = Texts(seed)
     texts = drawn.draw(min(_LEARNED, count))
@@ -206,6 +212,7 @@ def compared(kind: str, count: int, seed: int) -> dict[str, Any]:
             if kind in _WORDPIECE
             else _library_folder(kind, texts, folder)
         )
+        # Compare the tokens of the next texts.
         ours, theirs = _ours(made), _theirs(folder)
         found: list[dict[str, Any]] = []
         differ = characters = tokens = cut = 0
@@ -220,6 +227,7 @@ def compared(kind: str, count: int, seed: int) -> dict[str, Any]:
             cut += sum(len(ids) == MOST for ids in there)
             differ += len(own)
             found += own[: _SHOWN - len(found)]
+    # Describe the comparison.
     of_letters = [some for some in drawn.scripts.values() if any(map(str.isalpha, some))]
     return {
         "kind": kind,
@@ -238,6 +246,7 @@ def compared(kind: str, count: int, seed: int) -> dict[str, Any]:
 
 
 def main() -> None:
+    """Compare all kinds of tokenizers, and write the results after each one."""
     command = parser(__doc__)
     command.add_argument("--texts", type=int, default=1_000_000, help="for each kind")
     command.add_argument("--kinds", nargs="+", choices=KINDS, default=KINDS)
@@ -249,7 +258,7 @@ def main() -> None:
     for kind in options.kinds:
         results.append(compared(kind, options.texts, options.seed))
         print(f"{kind}: {results[-1]['texts_that_differ']:,} of {options.texts:,} texts differ", file=sys.stderr)
-        if options.output is not None:  # what is done so far, if the run ends early
+        if options.output is not None:  # the results so far, in case the run ends early
             write({"about": origin, "seed": options.seed, "kinds": results}, options.output)
     if options.output is None:
         write({"about": origin, "seed": options.seed, "kinds": results}, None)

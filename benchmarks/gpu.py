@@ -1,13 +1,14 @@
-"""Our kernels beside what users would pick instead, in one run on one GPU.
+"""Compare our kernels with what users would use instead, in one run on one GPU.
 
     python -m benchmarks.gpu --articles-csv test.csv --output out.json
 
-Ours: from UTF-8 text that lies on the GPU to labels there, and end to end from Arrow buffers in host memory, for each
-kernel generation and precision. Peers: from ids that lie on the GPU (they need not read UTF-8) to labels
-there; see benchmarks/peers. Every figure is the median of ten passes over all articles, warm. Beside them stand the
-machine's own ceilings, the time of each kernel of ours, and three of ours in both frames, also on texts that fill the
-frame. A peer computes the dense frame, or the text's where its name says so, and its labels are compared with ours in
-that frame.
+For each kernel generation and precision, ours is measured in two ways: from UTF-8 text on the GPU to labels there, and
+end to end, from Arrow buffers in host memory. Peers (see benchmarks/peers) are measured from ids on the GPU, so that
+they need not read UTF-8, to labels there. Every figure is the median of ten warm passes over all articles.
+
+The record also has the ceilings of the GPU itself, the time of each of our kernels, and three of our precisions in both
+frames, also on texts that fill the frame. A peer computes the dense frame, or the text's frame if its name says so. Its
+labels are compared with ours in the same frame.
 """
 
 from __future__ import annotations
@@ -32,8 +33,9 @@ from broadsheet.pipeline.kernels.batch_arrays import DeviceTexts
 from broadsheet.pipeline.kernels.storage import STORAGE
 from broadsheet.pipeline.kernels.work import computed_rows, kernels_of
 from broadsheet.pipeline.model.alphabet import encode
-from broadsheet.pipeline.model.charcnn import Model, load_model
+from broadsheet.pipeline.model.charcnn import Model
 from broadsheet.pipeline.model.layers import FRAMES
+from broadsheet.pipeline.model.loading import load_model
 from broadsheet.pipeline.telemetry.spans import Span
 
 OURS = (
@@ -42,14 +44,14 @@ OURS = (
 )  # fmt: skip
 IN_BOTH_FRAMES = (("sm90", "fp16"), ("sm90", "int8"), ("sm90", "fp32"))
 REFERENCE = ("simt", "fp32")
-CHUNK = 131_072  # the product's own on a GPU
+CHUNK = 131_072  # as the product has on a GPU
 REPEATS = 10
 FULL = (1_100, 5_000)
-"""The bytes of a text that fills the frame."""
+"""The bytes of texts that fill the frame."""
 
 
 class OnDevice:
-    """All articles' text on the GPU; `run` takes it to labels there, batch by batch, without a copy."""
+    """The text of all articles on the GPU. `run` labels it there, batch by batch, without a copy."""
 
     def __init__(self, engine: CudaEngine, articles: Articles) -> None:
         self._network, self._articles = engine.network, articles
@@ -61,6 +63,7 @@ class OnDevice:
         self._best = cp.empty((count, 1), cp.float32)
 
     def run(self) -> None:
+        """Label all articles once, and wait for the labels."""
         network, slot = self._network, self._network.slots[0]
         whole = slot.batch(1)
         with network.compute:
@@ -76,7 +79,8 @@ class OnDevice:
 
 
 def kernel_table(engine: CudaEngine, articles: Articles, repeats: int = REPEATS) -> list[dict[str, Any]]:
-    """Median seconds of each copy and kernel of one full batch, from events between them, and a product's rate."""
+    """Return the median seconds of each copy and kernel of a full batch, by events, and the TFLOP/s of products."""
+    # Time the copies and kernels of the largest batch.
     first, last, *_ = max(engine.batches(articles), key=lambda batch: batch.units)
     batch = articles.part(first, last)
     computed = computed_rows(engine.model, batch)
@@ -86,6 +90,7 @@ def kernel_table(engine: CudaEngine, articles: Articles, repeats: int = REPEATS)
         engine.classify(batch, spans=spans, each_kernel=True)
         for span in spans:
             times.setdefault(span.name, []).append(span.seconds)
+    # Compute the rates of products.
     layers = {layer.name: layer for layer in engine.model.layers}
     rows = []
     for name, timings in times.items():
@@ -98,33 +103,34 @@ def kernel_table(engine: CudaEngine, articles: Articles, repeats: int = REPEATS)
 
 
 def product_flop(model: Model, articles: Articles) -> float:
-    """FLOP of an article on average, in the blocks that are products: block 1 is a look-up."""
+    """Return the mean FLOP of an article in the blocks that are products. Block 1 is a look-up, and does not count."""
     works = {work.name: work.flop for work in kernels_of(model, articles, STORAGE["sm80"]["fp16"])}
     return sum(works[layer.name] for layer in model.layers[1:]) / len(articles)
 
 
 def end_to_end(engine: CudaEngine, articles: Articles, repeats: int) -> list[float]:
-    """Seconds of each pass, from host memory to labels there."""
+    """Return the seconds of each pass, from host memory to labels there."""
     chunks = list(articles.chunks(CHUNK))
     engine.classify(chunks[0])
     return seconds_of(lambda: [engine.classify(chunk) for chunk in chunks], repeats)
 
 
 def ours(kernels: str, precision: str, model: Model, articles: Articles, repeats: int) -> dict[str, Any]:
-    """A record of our engine, with its rates from device memory and from host memory.
+    """Measure our engine, from device memory and from host memory.
 
     Parameters
     ----------
     kernels, precision : str
-        Of the engine.
+        The kernel generation and the precision of the engine.
     model : Model
         The model.
     articles : Articles
-        What it labels.
+        The articles to label.
     repeats : int
-        Passes that are measured.
+        The number of measured passes.
 
     """
+    # Measure from device memory, from host memory, and each kernel.
     engine = CudaEngine(model, precision, kernels)
     device = OnDevice(engine, articles)
     device.run()
@@ -135,6 +141,7 @@ def ours(kernels: str, precision: str, model: Model, articles: Articles, repeats
     table = kernel_table(engine, articles)
     batch, backend = engine.batch, str(engine.backend)
     engine.close()
+    # Describe the rates.
     rate = len(articles) / statistics.median(on_device)
     host_rate = len(articles) / statistics.median(from_host)
     return {
@@ -154,7 +161,7 @@ def ours(kernels: str, precision: str, model: Model, articles: Articles, repeats
 
 
 def both_frames(model: Model, articles: Articles, repeats: int) -> list[dict[str, Any]]:
-    """The rates of some of OURS end to end, in both frames: on these articles, and on articles that fill the frame."""
+    """Measure some of our precisions end to end in both frames, on these articles and on texts that fill the frame."""
     works = {"these": articles} | {f"{size:,} bytes": of_length(articles, size, CHUNK) for size in FULL}
     rows = []
     for frame, (kernels, precision) in itertools.product(FRAMES, IN_BOTH_FRAMES):
@@ -169,7 +176,7 @@ def both_frames(model: Model, articles: Articles, repeats: int) -> list[dict[str
 
 
 def reference_labels(model: Model, articles: Articles) -> NDArray[np.int32]:
-    """The labels by the plain fp32 kernels."""
+    """Return the labels by the plain fp32 kernels."""
     kernels, precision = REFERENCE
     engine = CudaEngine(model, precision, kernels)
     labels = np.concatenate([engine.classify(chunk).labels[:, 0] for chunk in articles.chunks(CHUNK)])
@@ -178,6 +185,7 @@ def reference_labels(model: Model, articles: Articles) -> NDArray[np.int32]:
 
 
 def main() -> None:
+    """Measure ours, the ceilings and the peers, and compare all labels with those of the plain fp32 kernels."""
     command = parser(__doc__, articles=True)
     command.add_argument("--articles", type=int, default=262_144)
     command.add_argument("--repeats", type=int, default=REPEATS)
@@ -191,6 +199,7 @@ def main() -> None:
         "product_mflop": product_flop(model, articles) / 1e6,
         "repeats": options.repeats,
     }
+    # Measure ours, and compare the labels.
     result["ours"] = [ours(*stack, model, articles, options.repeats) for stack in OURS]
     for row in result["ours"]:
         print(row["name"], row["articles_per_second"], row["end_to_end_articles_per_second"], flush=True)
@@ -198,6 +207,7 @@ def main() -> None:
     exact = {frame: reference_labels(replace(model, frame=frame), articles) for frame in FRAMES}
     for row in result["ours"]:
         row["labels_unlike_fp32"] = int((row.pop("labels") != exact[model.frame]).sum())
+    # Measure the ceilings and the peers, with the memory of our engines free.
     cp.get_default_memory_pool().free_all_blocks()
     result["ceilings"] = ceilings()
     result["peers"] = []
@@ -206,7 +216,7 @@ def main() -> None:
         if logits is not None:
             row["labels_unlike_fp32"] = int((logits.argmax(axis=1) != exact[row["frame"]]).sum())
         result["peers"].append(row)
-        if options.output:  # after each, so that a peer that ends the process takes nothing with it
+        if options.output:  # after each peer, in case the next one crashes the process
             write(result, options.output)
     write(result, options.output)
 

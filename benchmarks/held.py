@@ -1,9 +1,10 @@
-"""What a held classifier costs beyond its engine: one text at a time, and small lists through `classify`.
+"""Measure what a loaded classifier costs beyond its engine, for single texts, and `classify` for small lists.
 
     python -m benchmarks.held --output benchmarks/results/held.json
 
-On the GPU where there is one, else the CPU (--device). The call and the engine alone take turns on the same text;
-medians of warm calls. `classify` is called in a process that has called it once.
+It runs on the GPU if there is one, else on the CPU (`--device`). Calls of the classifier and of the engine alone take
+turns on the same text; the figures are medians of warm calls. `classify` is measured in a process that has called it
+before.
 """
 
 from __future__ import annotations
@@ -17,12 +18,14 @@ from benchmarks.record import about, parser, seconds_of, write
 from broadsheet import pipeline
 from broadsheet.pipeline.engine.base import Texts
 from broadsheet.pipeline.engine.open import open_engine
-from broadsheet.pipeline.model.charcnn import load_model
+from broadsheet.pipeline.model.loading import load_model
 
 TEXT = "Stocks fell on Monday as oil rose to its highest price in a year, and airlines warned of losses."
 
 
 def measure(model: str, device: str, repeats: int) -> dict[str, Any]:
+    """Measure loading, calls of the classifier and of its engine, and calls of `classify`."""
+    # Load the classifier, and measure its calls.
     began = time.perf_counter()
     held = pipeline.load(model, device=device)
     load = time.perf_counter() - began
@@ -33,6 +36,7 @@ def measure(model: str, device: str, repeats: int) -> dict[str, Any]:
     backend = str(held.backend)
     held.close()
     engine.close()
+    # Measure `classify`.
     calls = seconds_of(lambda: pipeline.classify([TEXT], model=model, device=device), 12)
     pipeline.close()
     return {

@@ -1,4 +1,4 @@
-"""Peak memory of every process of a job, over CSV files of growing size, with a stand-in for the network.
+"""Measure the peak memory of each process of a job, on CSV files of growing size, with a stand-in for the network.
 
     python -m benchmarks.memory --megabytes 400 --megabytes 4096 --output benchmarks/results/memory.json
 
@@ -20,7 +20,7 @@ _BLOCK = 1 << 20
 
 
 def write_csv(path: Path, megabytes: int) -> None:
-    """Random words, quoted, about 250 bytes a row."""
+    """Write a CSV file of random words, with about 250 bytes in each row."""
     rng = np.random.default_rng(0)
     words = np.array([bytes(rng.integers(97, 123, n).astype(np.uint8)) for n in rng.integers(2, 10, 5000)])
     rows = [b'"' + b" ".join(rng.choice(words, 40)) + b'"\n' for _ in range(_BLOCK // 250)]
@@ -32,6 +32,7 @@ def write_csv(path: Path, megabytes: int) -> None:
 
 
 def measure(megabytes: int, model: str, chunk_size: int | None) -> dict[str, Any]:
+    """Run a job on a file of this size, and return its figures."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "in.csv"
         write_csv(path, megabytes)

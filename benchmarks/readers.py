@@ -1,13 +1,15 @@
-"""How fast the text of files is read: by the product, by PyArrow and by DuckDB, on the same cores in the same run.
+"""Compare how fast the product, PyArrow and DuckDB read the texts of files, on the same cores in the same run.
 
     python -m benchmarks.readers --articles-csv ag_news/train.csv --output benchmarks/results/readers.json
 
-Short texts are AG News articles with some of their words drawn anew, long ones are 20 of them joined, by spaces, since
-DuckDB reads no quoted line ends on several threads. Each file holds a number and a
-text for each row, and the text is read: all of it by PyArrow and DuckDB, which keep it; the product checks and counts
-all of it, and keeps what a model of 1,014 characters reads. Files are listed, and their columns found, before the clock
-starts. The readers take turns, after a turn that does not count; the medians are recorded, with how much processor time
-each took. All have the settings of memory that workers have: buffers are kept, and not given back to the system.
+Short texts are AG News articles in which some words are replaced. Long texts are 20 of them, joined by spaces, since
+DuckDB reads no quoted line ends on several threads. Each file has a number and a text in each row. PyArrow and DuckDB
+read the whole texts and keep them in memory. The product checks and counts the whole texts, and keeps what a model of
+1,014 characters reads.
+
+Listing the files and finding their columns does not count. The readers take turns; the first turn does not count. The
+record has the medians of the others, and the processor time of each reader. All readers have the memory settings of
+workers, with which an allocator keeps free buffers and does not return them to the system.
 """
 
 from __future__ import annotations
@@ -37,22 +39,27 @@ from broadsheet.pipeline.source.rows.limits import CHUNK_ROWS
 _SYMBOLS, _READS = 70, 1014
 _FILES = 4
 _FORMATS = {"jsonl": "jsonl", "jsonl.gz": "jsonl", "jsonl.zst": "jsonl", "csv": "csv", "parquet": "parquet"}
-"""The format's name in the other readers, by its suffix."""
+"""The name of the format in DuckDB, by the suffix."""
 
 
 def ours(folder: Path, suffix: str) -> Callable[[], int]:
+    """Return a function that reads the files as a job does."""
     given = identify(str(folder), _SYMBOLS, _READS)
     planned = open_input(given, Selection(("text",), reads=_READS), CHUNK_ROWS["cuda"])
     return lambda: sum(chunk.rows_read for chunk in chunks_here(planned))
 
 
 def by_pyarrow(folder: Path, suffix: str) -> Callable[[], int]:
-    """Reads each file by all threads, one after another: on few cores, a dataset of JSON files may never end."""
+    """Return a function that reads the files with PyArrow, one after another, each on all threads.
+
+    On few cores, reading a dataset of JSON files may never end.
+    """
     files = sorted(folder.iterdir())
     return lambda: sum(len(table_by_pyarrow(file)) for file in files)
 
 
 def by_duckdb(folder: Path, suffix: str) -> Callable[[], int]:
+    """Return a function that reads the files with DuckDB."""
     source = {
         "jsonl": "read_json('{}', format='newline_delimited', columns={{text: 'VARCHAR'}})",
         "csv": "read_csv('{}')",
@@ -66,22 +73,23 @@ READERS = {"broadsheet": ours, "pyarrow": by_pyarrow, "duckdb": by_duckdb}
 
 
 def measure(folder: Path, suffix: str, rows: int, text_bytes: int, repeats: int) -> dict[str, Any]:
-    """Rows a second of each reader, and what it reads.
+    """Measure the rows per second of each reader.
 
     Parameters
     ----------
     folder : Path
-        Where the files are.
+        The folder of the files.
     suffix : str
         The ending of their names.
     rows : int
-        Rows of all files.
+        The number of rows in all files.
     text_bytes : int
-        Bytes of their text.
+        The bytes of all texts.
     repeats : int
-        Rounds that are measured, after a first one.
+        The number of measured rounds, after a first one.
 
     """
+    # Read in turns, and check the numbers of rows.
     seconds: dict[str, list[float]] = {name: [] for name in READERS}
     processor: dict[str, list[float]] = {name: [] for name in READERS}
     for _ in range(repeats + 1):
@@ -104,17 +112,20 @@ def measure(folder: Path, suffix: str, rows: int, text_bytes: int, repeats: int)
 
 
 def main() -> None:
+    """Write files in each format, with short and with long texts, and measure the readers on them."""
     arguments = parser(__doc__, articles=True)
     arguments.add_argument("--short", type=int, default=2_000_000, help="rows of short texts")
     arguments.add_argument("--long", type=int, default=200_000, help="rows of long texts")
     arguments.add_argument("--repeats", type=int, default=5)
     options = arguments.parse_args()
+    # Start again with the environment of a worker, and give all readers the same cores.
     as_worker = {**os.environ, **environment()}
-    if as_worker != dict(os.environ):  # an allocator takes its settings as a process starts
+    if as_worker != dict(os.environ):  # an allocator reads its settings when a process starts
         os.execve(sys.executable, [sys.executable, "-m", "benchmarks.readers", *sys.argv[1:]], as_worker)
     cores = available_cores()
     pa.set_cpu_count(cores)
     duckdb.sql(f"SET threads = {cores}")
+    # Write the files, and measure.
     result: dict[str, Any] = {"about": about(options, duckdb=duckdb.__version__), "repeats": options.repeats}
     for kind, rows in (("short", options.short // _FILES), ("long", options.long // _FILES)):
         with tempfile.TemporaryDirectory(prefix="readers-") as scratch:

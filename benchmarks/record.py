@@ -1,4 +1,4 @@
-"""How a figure is taken and kept: what every benchmark can be asked, what a figure is from, and the file it goes to."""
+"""What all benchmarks share: options, the description of the machine, timing, and the JSON file of results."""
 
 from __future__ import annotations
 
@@ -30,20 +30,34 @@ _PACKAGES = (
 
 
 def parser(doc: str | None, output: Path | None = None, articles: bool = False) -> argparse.ArgumentParser:
-    """A command line with the options of every benchmark. `output` is the default file; `articles` asks for AG News."""
+    """Return an argument parser with the options that every benchmark has.
+
+    Parameters
+    ----------
+    doc : str, optional
+        The description.
+    output : Path, optional
+        The default of `--output`.
+    articles : bool
+        Whether the benchmark needs the articles of AG News, so that `--articles-csv` is required.
+
+    """
     made = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     made.add_argument("--model", default="ag-news", help="a shipped model's name, or a model file")
     made.add_argument("--output", type=Path, default=output, help="JSON file; without one the result is printed")
-    made.add_argument("--commit", default="", help="of the measured code; without one, what git says")
+    made.add_argument("--commit", default="", help="commit of the measured code; by default, git says it")
     if articles:
         made.add_argument("--articles-csv", type=Path, required=True, help="an AG News CSV: class, title, description")
-    made.add_argument("--note", default="", help="what else is to be said of the machine")
+    made.add_argument("--note", default="", help="a remark about the machine, for the record")
     return made
 
 
 def about(options: argparse.Namespace, **more: Any) -> dict[str, Any]:
-    """Where a figure comes from: the machine, its driver, versions, commit and date (UTC)."""
-    smi = partial(_answer, "nvidia-smi", "--format=csv,noheader")  # makes no CUDA context
+    """Describe where figures come from: the machine, its driver, versions of packages, the commit and the date (UTC).
+
+    more: further values for the description.
+    """
+    smi = partial(_answer, "nvidia-smi", "--format=csv,noheader")  # it makes no CUDA context
     gpus = smi("--query-gpu=name").splitlines()
     match = re.search(r"^model name\s*: (.*)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
     return {
@@ -61,7 +75,7 @@ def about(options: argparse.Namespace, **more: Any) -> dict[str, Any]:
 
 
 def write(result: dict[str, Any], path: Path | None) -> None:
-    """Write a result as JSON: to a file, which is there whole or not at all, or to stdout where there is no path."""
+    """Write a result as JSON to a file, which is replaced only once it is complete, or to stdout without a path."""
     if path is None:
         print(text_of(result))
         return
@@ -72,13 +86,16 @@ def write(result: dict[str, Any], path: Path | None) -> None:
 
 
 def text_of(result: dict[str, Any]) -> str:
-    """JSON with a line for each element of each field: it is short, and a diff shows the elements that changed."""
+    """Return a result as JSON with one line for each element of each field.
+
+    The text is short, and a diff shows which elements changed.
+    """
     text = re.sub(r",\n {3,}", ", ", json.dumps(result, indent=1, default=float))
     return re.sub(r"\n {3,}|\n  (?=[]}])", "", text)
 
 
 def seconds_of(work: Callable[[], object], repeats: int) -> list[float]:
-    """Host seconds of each of `repeats` calls; nothing is warmed up here."""
+    """Call `work` `repeats` times, and return the wall-clock seconds of each call. It does not warm up."""
     timings = []
     for _ in range(repeats):
         began = time.perf_counter()
@@ -88,7 +105,7 @@ def seconds_of(work: Callable[[], object], repeats: int) -> list[float]:
 
 
 def _answer(*command: str) -> str:
-    """What a command prints, or nothing where it fails or is not there."""
+    """Return what a command prints, or "" if it fails or is not installed."""
     try:
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
     except (OSError, subprocess.CalledProcessError):

@@ -1,11 +1,10 @@
-"""Speed and scale: a small job on the GPUs of one host, and memory over a long job.
+"""Measure speed and scale: a small job on the GPUs of one host, and the memory of a long job.
 
     python -m benchmarks.scale small --articles-csv ag_news/test.csv
     python -m benchmarks.scale memory --articles-csv ag_news/test.csv --folder /tmp/scale-memory
 
-Each part writes its own key of --output, with the machine it ran on, and leaves the others as they are; several may be
-named at once. small needs GPUs (--where local tries it on a CPU); memory puts engines in their place that only sleep.
-The large job is benchmarks.corpora's, with --command.
+Each part writes its own key of `--output`, with the machine on which it ran, and leaves the others as they are. You can
+name several parts at once. "small" needs GPUs, or a CPU with `--where local`. "memory" has engines that only sleep.
 """
 
 from __future__ import annotations
@@ -24,11 +23,11 @@ from benchmarks.corpora_files import Corpus, write_corpus
 from benchmarks.record import RESULTS, about, parser, write
 from broadsheet.cluster import connect
 from broadsheet.pipeline import classify
-from broadsheet.pipeline.model.charcnn import load_model
+from broadsheet.pipeline.model.loading import load_model
 from broadsheet.pipeline.report.job import JobReport
 
 Part = dict[str, Any]
-Keep = Callable[[Part], None]
+Save = Callable[[Part], None]
 """A function that is called with what has been measured so far."""
 
 _SMALL_WARM_UP, _SMALL_CHUNK_ROWS = 5, 2_048
@@ -36,8 +35,9 @@ _MEMORY_CHUNK_ROWS, _MEMORY_GPUS = 512, 16
 _WORKER_PROCESSES = 16
 
 
-def small(options: argparse.Namespace, keep: Keep) -> Part:
-    """Time articles as a list of strings in the client to labels there, on a warm cluster."""
+def small(options: argparse.Namespace, save: Save) -> Part:
+    """Measure from articles as a list of strings in the client to their labels there, on a warm cluster."""
+    # Label the articles several times.
     articles = ag_news(options.articles_csv, options.articles)
     texts = [
         articles.data[a:b].tobytes().decode() for a, b in zip(articles.offsets, articles.offsets[1:], strict=False)
@@ -55,6 +55,7 @@ def small(options: argparse.Namespace, keep: Keep) -> Part:
             seconds.append(ended - began)
             steps.append(_seconds_by_step(report) | {"labels as a list": ended - called})
         devices = sorted({place.device for place in report.run.timeline.places.values()})
+    # Describe the runs after the first ones, which warm up.
     seconds, steps = seconds[_SMALL_WARM_UP:], steps[_SMALL_WARM_UP:]
     return {
         "articles": len(texts),
@@ -72,7 +73,7 @@ def small(options: argparse.Namespace, keep: Keep) -> Part:
 
 
 def _seconds_by_step(report: JobReport) -> dict[str, float]:
-    """The seconds of the job's own steps, and of the computing by the spans that workers sent."""
+    """Return the seconds of the job's steps, and of computing, by the spans that workers sent."""
     timeline = report.run.timeline
     began = timeline.ended - report.run.timings["classify"]
     infer = [s for s in timeline.spans if s.lane == "infer"]
@@ -85,8 +86,8 @@ def _seconds_by_step(report: JobReport) -> dict[str, float]:
     }
 
 
-def memory(options: argparse.Namespace, keep: Keep) -> Part:
-    """Measure what grows in a long job."""
+def memory(options: argparse.Namespace, save: Save) -> Part:
+    """Measure the memory of all processes in a long job."""
     corpus = Corpus("memory", ".parquet", 1, options.memory_chunks * _MEMORY_CHUNK_ROWS)
     source = write_corpus(options.articles_csv, options.folder, corpus)
     return scale_stubs.memory_part(source, _MEMORY_CHUNK_ROWS, options.memory_chunks, _MEMORY_GPUS, _WORKER_PROCESSES)
@@ -96,13 +97,14 @@ PARTS = {part.__name__: part for part in (small, memory)}
 
 
 def replace_part(path: Path, part: str, value: Part) -> None:
-    """Write one part, and leave the others as they are."""
+    """Write one part of the results, and leave the others as they are."""
     whole = (json.loads(path.read_text()) if path.exists() else {}) | {part: value}
     order = ["small", "large", "memory"]
     write({name: whole[name] for name in order if name in whole}, path)
 
 
 def main() -> None:
+    """Measure the named parts."""
     command = parser(__doc__, RESULTS / "scale.json")
     command.add_argument("parts", nargs="+", metavar="PART", choices=PARTS, help=", ".join(PARTS))
     command.add_argument("--articles-csv", type=Path, required=True, help="an AG News CSV: class, title, description")
@@ -116,14 +118,15 @@ def main() -> None:
     options = command.parse_args()
     if "memory" in options.parts and not options.folder:
         command.error("--folder is needed")
+    # Measure each part, and write it.
     for part in options.parts:
         began, machine = time.perf_counter(), about(options)
 
-        def keep(value: Part, part: str = part, began: float = began, machine: Part = machine) -> None:
+        def save(value: Part, part: str = part, began: float = began, machine: Part = machine) -> None:
             value = {"about": machine, "wall_seconds": time.perf_counter() - began, **value}
             replace_part(options.output, part, value)
 
-        keep(PARTS[part](options, keep))
+        save(PARTS[part](options, save))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What grows in a long job on engines that only sleep. Needs no GPU."""
+"""Measures the memory of a long job on engines that only sleep. It needs no GPU."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from broadsheet.cluster.settings import environment as cluster_environment
 from broadsheet.pipeline import classify
 
 ARTICLES_PER_SECOND = 1.2e6
-"""The rate of one GPU: a chunk's sleep is its rows divided by this."""
+"""The rate of one GPU. An engine sleeps for the rows of a chunk divided by this rate."""
 
 
 @dataclass(frozen=True)
 class Fleet:
-    """A scheduler and workers, each a process of its own, as on a cluster; this process is the client.
+    """A scheduler and workers, each in a process of its own as on a cluster. This process is the client.
 
     Attributes
     ----------
@@ -47,17 +47,19 @@ class Fleet:
 
     @property
     def roles(self) -> dict[str, tuple[psutil.Process, ...]]:
+        """The processes of each role."""
         return {"scheduler": (self.scheduler,), "client": (psutil.Process(),), "worker": self.workers}
 
     def processor_seconds(self) -> dict[str, float]:
-        """Processor seconds of each role so far; of the workers, all together."""
+        """Return the processor seconds of each role so far, summed over the workers."""
         times = {role: [member.cpu_times() for member in members] for role, members in self.roles.items()}
         return {role: sum(t.user + t.system for t in spent) for role, spent in times.items()}
 
 
 @contextmanager
 def fleet(gpus: int, processes: int) -> Iterator[Fleet]:
-    """`gpus` sleeping engines in `processes` workers at most, each with as many."""
+    """Start `gpus` sleeping engines in at most `processes` workers, with the same number in each worker."""
+    # Choose the number of workers, and the environment.
     count = next(n for n in range(min(processes, gpus), 0, -1) if gpus % n == 0)
     slots = gpus // count
     env = environment(**cluster_environment(), **{sleeper.SLOTS: str(slots)})
@@ -73,13 +75,16 @@ def fleet(gpus: int, processes: int) -> Iterator[Fleet]:
             stack.callback(process.terminate)
             return psutil.Process(process.pid)
 
+        # Start the processes, and connect.
         scheduler = start("scheduler", "--host", "127.0.0.1", "--port", "0", "--dashboard-address", DASHBOARD_ADDRESS,
                           "--preload", "broadsheet.cluster.dashboard")  # fmt: skip
         worker = ("worker", "--host", "127.0.0.1", "--no-nanny", "--nworkers", "1", "--memory-limit", "0",
                   "--nthreads", str(THREADS_PER_WORKER * slots), "--no-dashboard", "--local-directory", folder,
                   "--preload", "benchmarks.sleeper")  # fmt: skip
         workers = tuple(start(*worker) for _ in range(count))
-        while scheduler.is_running() and not Path(file).exists():  # on a busy machine that takes longer than users wait
+        while (
+            scheduler.is_running() and not Path(file).exists()
+        ):  # on a busy machine, this takes longer than `connect` waits
             time.sleep(0.05)
         client = stack.enter_context(connect(scheduler_file=file))
         client.wait_for_workers(count, timeout=120)
@@ -87,18 +92,18 @@ def fleet(gpus: int, processes: int) -> Iterator[Fleet]:
 
 
 def memory_part(source: Path, chunk_rows: int, chunks: int, gpus: int, processes: int) -> dict[str, Any]:
-    """One long job on sleeping engines that really reads and writes; its memory from the first chunk to the last.
+    """Run a long job on sleeping engines, which really reads and writes, and sample its memory.
 
     Parameters
     ----------
     source : Path
         The input.
     chunk_rows : int
-        Rows of a chunk.
+        The number of rows of a chunk.
     chunks : int
-        How many chunks the input has.
+        The number of chunks of the input.
     gpus : int
-        How many engines there are.
+        The number of engines.
     processes : int
         The largest number of worker processes.
 

@@ -1,10 +1,10 @@
-"""Several labels a text, beside TF-IDF with a logistic regression for each class on the same rows.
+"""Compare a model with several labels per text with TF-IDF and a logistic regression for each class, on the same rows.
 
     python -m benchmarks.several_labels --articles-csv test.csv --output benchmarks/results/several_labels.json
 
-A text is an article of AG News, or two of them joined, which then has the topics of both: every other text is of the
-second kind. 400 texts are learned, by n-grams without word vectors, and 1,000 others are labelled. A seed shuffles the
-articles. scikit-learn's strength is the one of three that is best on the texts that are labelled.
+Every other text is an article of AG News. The others are two joined articles, with the topics of both. A model of
+n-grams without word vectors trains on 400 texts, and labels 1,000 others. A seed shuffles the articles. For
+scikit-learn, the result is that of the best of three regularisation strengths on the 1,000 texts.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ STRENGTHS = (1, 10, 100)
 
 
 def texts_of(articles: Path, seed: int) -> pa.Table:
-    """The texts, with their topics."""
+    """Make the texts, with their topics."""
     table = pa_csv.read_csv(articles, read_options=pa_csv.ReadOptions(column_names=["topic", "title", "body"]))
     order = np.random.default_rng(seed).permutation(table.num_rows)
     rows = iter(table.take(pa.array(order)).to_pylist())
@@ -42,11 +42,12 @@ def texts_of(articles: Path, seed: int) -> pa.Table:
 
 
 def run(articles: Path, seed: int) -> dict[str, Any]:
+    """Train and evaluate both models on one draw."""
     table = texts_of(articles, seed)
     rows, test = table.slice(0, LEARNED), table.slice(LEARNED)
-    how: dict[str, Any] = {"label_column": "topics", "device": "cpu"}
-    model = train(rows, multi_label=True, vectors=None, **how).model
-    counts = evaluate_labels(model, test, **how).counts
+    options: dict[str, Any] = {"label_column": "topics", "device": "cpu"}
+    model = train(rows, multi_label=True, vectors=None, **options).model
+    counts = evaluate_labels(model, test, **options).counts
     truth, wanted = (
         [[name in names for name in model.classes] for names in t["topics"].to_pylist()] for t in (test, rows)
     )

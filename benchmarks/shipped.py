@@ -1,12 +1,15 @@
-"""How good the shipped model is on AG News's test rows, with its network asked about all texts, some and none.
+"""Measure the shipped model on the test rows of AG News, with its network asked about all texts, some, and none.
 
     python -m benchmarks.shipped --articles-csv test.csv --train-csv train.csv \
         --output benchmarks/results/shipped.json
 
-Recorded is what `broadsheet evaluate` prints; and of a network that is asked about a share of the rows, those of whose
-label n-grams are least sure, how many labels are right, and how many are those of the whole model. So are the
-calibration error of the network alone, without a temperature and with the one that fits the rows that were held out
-best, and the accuracy of scikit-learn's TF-IDF of words and pairs with a linear SVM on all training rows.
+The record has:
+
+- what `broadsheet evaluate` prints
+- for several shares of rows, those that the n-grams are least sure about, which the network scores: the accuracy, and
+  the share of labels that equal those of the whole model
+- the calibration error of the network alone, without a temperature, and with the one that fits the held-out rows best
+- the accuracy of scikit-learn's TF-IDF of words and pairs of words with a linear SVM, trained on all training rows
 """
 
 from __future__ import annotations
@@ -31,17 +34,18 @@ from broadsheet.pipeline.engine.open import open_engine
 from broadsheet.pipeline.evaluation.rows import hold_out, numbered
 from broadsheet.pipeline.measures.reliability import reliability
 from broadsheet.pipeline.model.cascade import margins
-from broadsheet.pipeline.model.charcnn import Model, load_model
+from broadsheet.pipeline.model.charcnn import Model
+from broadsheet.pipeline.model.loading import load_model
 from broadsheet.pipeline.model.scores import fitted, log_scores, probabilities
 
 _COLUMNS = ("topic", "title", "body")
 _SHARES = (0.05, 0.1, 0.25)
 _PRECISION = 0.95
-_HELD_OUT = 0.02  # of the training rows
+_HELD_OUT = 0.02  # share of the training rows
 
 
 def texts_and_classes(path: Path) -> tuple[list[bytes], NDArray[np.int64]]:
-    """The articles of a file, and the number of the class of each, from 0."""
+    """Read the articles of a file, and the number of the class of each, from 0."""
     table = pa_csv.read_csv(path, read_options=pa_csv.ReadOptions(column_names=_COLUMNS))
     pairs = zip(table["title"].to_pylist(), table["body"].to_pylist(), strict=True)
     texts = [f"{title} {body}".strip().encode() for title, body in pairs]
@@ -49,7 +53,7 @@ def texts_and_classes(path: Path) -> tuple[list[bytes], NDArray[np.int64]]:
 
 
 def scores_of(model: Model, texts: list[bytes]) -> NDArray[np.float64]:
-    """The scores of all classes, [N, classes]."""
+    """Return the scores of all classes, [N, classes]."""
     with closing(open_engine(model, device="cpu")) as engine:
         found = engine.classify(Texts.of(texts), all_scores=True).all_scores
     assert found is not None
@@ -57,7 +61,8 @@ def scores_of(model: Model, texts: list[bytes]) -> NDArray[np.float64]:
 
 
 def network_alone(model: Model, texts: list[bytes], truth: NDArray[np.int64], train_csv: Path) -> dict[str, float]:
-    """The calibration error of the network, as it was trained before n-grams stood beside it."""
+    """Measure the accuracy and the calibration error of the network, as it was before the model got n-grams."""
+    # Fit the temperature to the rows that its training held out.
     known, classes = texts_and_classes(train_csv)
     held = hold_out(classes, _HELD_OUT, numbered(pa.array(known)))[1]
     alone = replace(model, ngrams=None, cascade=None, temperature=1.0)
@@ -65,6 +70,7 @@ def network_alone(model: Model, texts: list[bytes], truth: NDArray[np.int64], tr
     of_held = [known[row] for row in held]
     logits, to_fit = (log_scores(scores_of(alone, some)) / factor for some in (texts, of_held))
     temperature = fitted(to_fit, classes[held]) or 1.0
+    # Measure on the test rows.
     found = {"accuracy": float((logits.argmax(axis=1) == truth).mean()), "temperature": temperature}
     for name, divisor in (("calibration_error_before", 1.0), ("calibration_error", temperature)):
         scores = probabilities(logits, divisor)
@@ -73,16 +79,18 @@ def network_alone(model: Model, texts: list[bytes], truth: NDArray[np.int64], tr
 
 
 def by_scikit_learn(texts: list[bytes], truth: NDArray[np.int64], train_csv: Path) -> float:
-    """The share of test rows that TF-IDF of words and pairs with a linear SVM labels right."""
+    """Return the accuracy of TF-IDF of words and pairs of words with a linear SVM."""
     known, classes = texts_and_classes(train_csv)
     model = make_pipeline(TfidfVectorizer(ngram_range=(1, 2), sublinear_tf=True), LinearSVC(C=0.3))
     return float((model.fit(known, classes).predict(texts) == truth).mean())
 
 
 def main() -> None:
+    """Measure the model, its network alone, and scikit-learn's."""
     command = parser(__doc__, articles=True)
     command.add_argument("--train-csv", type=Path, required=True, help="the rows that it was trained on")
     options = command.parse_args()
+    # Evaluate the model.
     columns: Any = {"columns": _COLUMNS, "text_column": _COLUMNS[1:], "label_column": _COLUMNS[0]}
     measured = {
         network: evaluate(
@@ -91,6 +99,7 @@ def main() -> None:
         ).to_dict()
         for network in ("uncertain", "all", "none")
     }  # fmt: skip
+    # Ask the network about several shares of the rows.
     texts, truth = texts_and_classes(options.articles_csv)
     model = load_model(options.model)
     alone, whole = (scores_of(model.asking(network), texts) for network in ("none", "all"))
@@ -103,8 +112,9 @@ def main() -> None:
         labels = np.where(asked, of_both[1], of_both[0])
         figures = {"accuracy": float((labels == truth).mean()), "agreement": float((labels == of_both[1]).mean())}
         shares.append({"share": share, **figures})
-    kept = ("rows", "accuracy", "accuracy_interval", "calibration_error", "calibration_error_before", "thresholds")
-    runs = {network: {name: found[name] for name in kept} for network, found in measured.items()}
+    recorded = ("rows", "accuracy", "accuracy_interval", "calibration_error", "calibration_error_before", "thresholds")
+    runs = {network: {name: found[name] for name in recorded} for network, found in measured.items()}
+    # Measure the network alone, and scikit-learn's model.
     networks = measured["uncertain"]["networks"]
     others = {
         "network_alone": network_alone(model, texts, truth, options.train_csv),

@@ -1,7 +1,7 @@
-"""A Dask worker preload: engines that only sleep, several in a process, each standing in for a GPU.
+"""A Dask worker preload with engines that only sleep. A process has several, each in place of a GPU.
 
-BROADSHEET_STUB_SLOTS says how many. `settle` sets on a running worker how long a chunk takes; everything else is the
-product's own.
+The variable BROADSHEET_STUB_SLOTS is their number. `settle` sets how long a chunk takes on a running worker. All other
+code is that of the product.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ _seconds = 0.0
 
 
 class Sleeper(StandIn):
-    """Labels everything class 0 after a while."""
+    """An engine that labels all texts as class 0 after some time."""
 
     def classify(self, texts, top_k=1, all_scores=False, spans=None, each_kernel=False, turn=ALONE) -> Predictions:
-        """Label all texts class 0 after a while.
+        """Label all texts as class 0, after the time that `settle` has set.
 
         Parameters
         ----------
@@ -48,7 +48,7 @@ def settle(seconds: float) -> None:
 
 
 def dask_setup(worker: Worker) -> None:
-    """Called by Dask when the worker starts."""
+    """Replace the engines. Dask calls this function when the worker starts."""
     worker.executors[GPU_EXECUTOR] = ThreadPoolExecutor(int(os.environ[SLOTS]), "broadsheet-gpu")
-    ENGINES.computing = nullcontext()  # one engine at a time computes in a real worker, here all sleep at once
+    ENGINES.computing = nullcontext()  # in a real worker, one engine computes at a time; here all sleep at once
     ENGINES.open_engine = Sleeper

@@ -1,4 +1,4 @@
-"""A Dask worker preload that replaces the network by a stand-in, to measure everything else.
+"""A Dask worker preload that replaces the engine by a stand-in, to measure everything else.
 
 DASK_DISTRIBUTED__WORKER__PRELOAD=benchmarks/stand_in.py broadsheet classify …
 
@@ -20,7 +20,7 @@ WORKERS = "STAND_IN_WORKERS"
 
 
 class StandIn:
-    """Labels everything class 0, at once.
+    """An engine that labels all texts as class 0 at once.
 
     Parameters
     ----------
@@ -36,7 +36,7 @@ class StandIn:
         self.reads_gpu_texts = False
 
     def classify(self, texts, top_k=1, all_scores=False, spans=None, each_kernel=False, turn=ALONE) -> Predictions:
-        """Label all texts class 0.
+        """Label all texts as class 0.
 
         Parameters
         ----------
@@ -56,6 +56,6 @@ class StandIn:
 
 
 def dask_setup(worker: Worker) -> None:
-    """Called by Dask when the worker starts: only there, never in a process that imports this file."""
+    """Replace the engine. Only Dask calls this function, when a worker starts; importing this file changes nothing."""
     ENGINES.open_engine = StandIn
     read_for_a_gpu(int(os.environ.get(WORKERS, "1")), lambda count: read_in_processes(count, count))  # as for a GPU

@@ -1,12 +1,12 @@
-r"""How fast training is: with all rows, without those that no text reaches, as CUDA graphs; and on several GPUs.
+r"""Measure how fast training is: with all rows, without rows that no text reaches, with CUDA graphs, on several GPUs.
 
     python -m benchmarks.training --articles-csv ag_news/train.csv --gpus 1 2 4 \
         --output benchmarks/results/training.json
     python -m benchmarks.training --articles-csv ag_news/train.csv --device cpu --steps 2 --batch 64 \
         --output benchmarks/results/training_cpu.json
 
-A step of each kind is a whole one of the recipe: augmentation, forward and backward pass, AdamW and the average of the
-weights. On several GPUs the batch is shared, with the recipe's 256 articles and with 2,048; an epoch includes the
+A step of each kind is a whole step of the recipe: augmentation, forward and backward pass, AdamW, and the average of
+the weights. Several GPUs share a batch, of the recipe's 256 articles or of 2,048. An epoch includes evaluating the
 held-out rows.
 """
 
@@ -37,25 +37,25 @@ from broadsheet.pipeline.train.recipe import WITH_SPACE, Recipe
 
 CLASSES = ("World", "Sports", "Business", "Sci/Tech")
 BATCHES = (256, 2048)
-EPOCHS = 10  # a step of each kind is captured in one of the first
+EPOCHS = 10  # in one of the first epochs, each kind of step is captured as a graph
 LENGTH = 1014
 HELD_OUT = 0.02
 
 
 class Plain(CharCNN):
-    """The network with all rows and one-hot input, as training computed it before."""
+    """The network with all rows and one-hot input, as training computed it in the beginning."""
 
     def groups(self, ids: Tensor) -> Tensor:
-        """None: the network has no layout."""
+        """Return group 0 for all texts, since this network has no layout by groups."""
         return torch.zeros(len(ids), dtype=torch.int64, device=ids.device)
 
     def forward(self, ids: Tensor, groups: int | None = None) -> Tensor:
-        """The logits."""
+        """Return the logits."""
         return super().forward(ids)
 
 
 def examples_in(articles: Path) -> Examples:
-    """Every article of a CSV with class, title and description; some are held out."""
+    """Read the articles of a CSV file with class, title and description, and hold some of them out."""
     with articles.open(newline="", encoding="utf-8") as file:
         rows = list(csv.reader(file))
     texts = [" ".join(row[1:]).encode() for row in rows]
@@ -68,13 +68,15 @@ def examples_in(articles: Path) -> Examples:
 
 
 def loop_of(job: TrainingJob, examples: Examples, kind: str, steps: int) -> TrainingRun:
-    """A run whose epochs have so many steps, on this process's device."""
+    """Return a training run on this process's device, with `steps` steps in an epoch."""
+    # Make the network.
     device = torch.device("cuda" if job.device == "cuda" else "cpu")
     compute = torch.bfloat16 if job.device == "cuda" else torch.float32
     recipe = job.recipe
     torch.manual_seed(0)
     made = Plain if kind == "plain" else PackedCNN
     network = made(job.layers, job.frame, compute, recipe.dropout, recipe.input_dropout).to(device)
+    # Make the run, without held-out rows.
     fit = examples.fit[: steps * recipe.batch_size]
     rows = DeviceExamples(
         torch.from_numpy(examples.ids[fit]).to(device), torch.from_numpy(examples.targets[fit]).to(device)
@@ -95,9 +97,9 @@ def loop_of(job: TrainingJob, examples: Examples, kind: str, steps: int) -> Trai
 
 
 def milliseconds_a_step(job: TrainingJob, examples: Examples, kind: str, steps: int) -> float:
-    """Milliseconds of a step, in the faster of two epochs after one that warms up.
+    """Return the milliseconds of a step, in the faster of two epochs after a first one.
 
-    On a CPU, of the processor time of this process, which does not include that of other programs.
+    On a CPU, it is the processor time of this process, which excludes that of other programs.
     """
     clock = time.perf_counter if job.device == "cuda" else time.process_time
     loop = loop_of(job, examples, kind, steps)
@@ -113,7 +115,7 @@ def milliseconds_a_step(job: TrainingJob, examples: Examples, kind: str, steps: 
 
 
 def epochs_on(job: TrainingJob, examples: Examples, gpus: int) -> dict[str, Any]:
-    """Seconds of the fastest epoch but the first, and the accuracy that the run ends with."""
+    """Train on some GPUs. Returns the seconds of the fastest epoch except the first, and the accuracy in the end."""
     ends: list[tuple[float, Epoch]] = []
 
     def tell(what: Any) -> None:
@@ -134,6 +136,7 @@ def epochs_on(job: TrainingJob, examples: Examples, gpus: int) -> dict[str, Any]
 
 
 def main() -> None:
+    """Compare the kinds of steps, and train on each number of GPUs."""
     command = parser(__doc__, articles=True)
     command.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     command.add_argument("--gpus", type=int, nargs="*", default=[1], help="numbers of GPUs to train on")
@@ -142,10 +145,12 @@ def main() -> None:
     options = command.parse_args()
     if options.device == "cpu":
         torch.set_num_threads(1)
+    # Describe the training.
     examples = examples_in(options.articles_csv)
     recipe = Recipe(epochs=EPOCHS, batch_size=options.batch)
     objective = OneLabel(recipe.label_smoothing)
     job = TrainingJob(CLASSES, Alphabet(WITH_SPACE), LENGTH, "text", recipe, objective, seed=0, device=options.device)
+    # Measure the kinds of steps, and whole runs.
     kinds = ("plain", "packed", "graphs") if options.device == "cuda" else ("plain", "packed")
     result: dict[str, Any] = {
         "about": about(options),

@@ -2,9 +2,9 @@
 
     python -m benchmarks.tune --kernels sm90 --precision fp16
 
-Every candidate that compiles without spills and fits is run on random data of a batch, compared with float32 products
-of the same values, and timed; the table's own configuration first. A better table is printed where one is found (by
-more than the spread of the table's own two timings).
+It runs each candidate that compiles without register spills on a batch of random data, compares the result with
+float32 products of the same values, and times it, beginning with the configuration of the table. It prints a better
+table if there is one that is faster by more than the difference between two timings of the table's own configuration.
 """
 
 from __future__ import annotations
@@ -39,6 +39,7 @@ LIMIT = {"fp16": 1e-3, "bf16": 8e-3, "fp32": 1e-5}
 
 
 def candidates(ops: Operations, layer: Layer) -> Iterator[ProductTile]:
+    """Yield the configurations to try for a layer."""
     if ops.generation == "sm90" and ops.stored.is_split:
         for a_stages, b_stages, cluster in itertools.product((2, 3, 4), (2, 3, 4, 5), (1, 2)):
             yield Sm90SplitTile(192, a_stages, b_stages, cluster)
@@ -53,7 +54,7 @@ def candidates(ops: Operations, layer: Layer) -> Iterator[ProductTile]:
 
 
 class Trial:
-    """One layer's product on random data."""
+    """The product of one layer on random data."""
 
     def __init__(self, ops: Operations, layer: Layer, batch: int) -> None:
         self.ops, self.layer = ops, layer
@@ -64,7 +65,7 @@ class Trial:
         weight = rng.standard_normal((layer.kernel, layer.outputs, layer.inputs), dtype=cp.float32)
         self.weight = self._values(weight / np.float32(np.sqrt(fan_in)))
         self.bias = rng.standard_normal(layer.outputs, dtype=cp.float32)
-        # Of numbers of two parts, scales come before the biases.
+        # For numbers that are stored in two parts, scales come before the biases.
         self.epilogue = cp.stack([cp.ones_like(self.bias), self.bias]) if ops.stored.is_split else self.bias
         self.units = batch * layer.rows_in // layer.product_pool
         self.packing = Packing(
@@ -73,6 +74,7 @@ class Trial:
         self.out = cp.empty((batch, layer.rows_in // layer.product_pool, layer.outputs), self.written.dtype)
 
     def _values(self, values: cp.ndarray) -> cp.ndarray:
+        """Convert float32 values to the type that the layer reads."""
         if self.read is HALF:
             return values.astype(cp.float16)
         if self.read is BFLOAT:
@@ -82,6 +84,7 @@ class Trial:
         return parts.reshape(*values.shape[:-1], -1).view(cp.uint32)
 
     def _floats(self, values: cp.ndarray, element: Element) -> cp.ndarray:
+        """Convert stored values to float32."""
         if element is BFLOAT:
             return (values.astype(cp.uint32) << 16).view(cp.float32)
         if element is SPLIT:
@@ -90,28 +93,30 @@ class Trial:
         return values.astype(cp.float32)
 
     def run(self) -> None:
+        """Compute the product."""
         if self.layer.kind == "linear":
             self.ops.linear(self.rows, self.layer, self.weight, self.epilogue, self.packing, self.out)
         else:
             self.ops.conv1d(self.rows, self.layer, self.weight, self.epilogue, self.packing, None, self.out)
 
     def error(self, articles: int = 64) -> float:
-        """The relative error of the first and the last articles, against products in fp32."""
+        """Return the relative error of the first and the last articles, compared with products in fp32."""
         self.out.view(cp.uint8)[:] = 0xFF
         self.run()
         layer, worst = self.layer, 0.0
-        kept = layer.rows_out // layer.product_pool  # rows below them reach into the next article
+        valid_rows = layer.rows_out // layer.product_pool  # later rows reach into the next article
         for part in (slice(0, articles), slice(len(self.rows) - articles, None)):
             x, weight = self._floats(self.rows[part], self.read), self._floats(self.weight, self.read)
             want = sum(x[:, tap : tap + layer.rows_out] @ weight[tap].T for tap in range(layer.kernel)) + self.bias
             if layer.product_relu:
                 want = cp.maximum(want, 0)
-                want = want[:, : kept * layer.pool].reshape(articles, kept, layer.pool, -1).max(axis=2)
-            computed = self._floats(self.out[part, :kept], self.written)
+                want = want[:, : valid_rows * layer.pool].reshape(articles, valid_rows, layer.pool, -1).max(axis=2)
+            computed = self._floats(self.out[part, :valid_rows], self.written)
             worst = max(worst, float(cp.linalg.norm(computed - want) / cp.linalg.norm(want)))
         return worst
 
     def seconds(self, repeats: int = 7) -> float:
+        """Return the median seconds of the product, by events."""
         timings = []
         for _ in range(repeats):
             before, after = cp.cuda.Event(), cp.cuda.Event()
@@ -124,16 +129,18 @@ class Trial:
 
 
 def fits(ops: Operations, layer: Layer, at: ProductTile) -> bool:
+    """Whether a configuration compiles without register spills."""
     kernel = catalog.product_kernel(ops.stored, layer, at)
     try:
         target = catalog.target(ops.generation, ops.architecture)
         report = resources(compile_kernel(kernel.file, kernel.expression, target).log)
-    except BroadsheetError:  # a static assertion: there is no such tile, or its shared memory is more than a block has
+    except BroadsheetError:  # a static assertion: there is no such tile, or it needs too much shared memory
         return False
     return not report.spill_bytes
 
 
 def search(ops: Operations, layer: Layer, batch: int) -> ProductTile:
+    """Measure all candidates for a layer, and return the fastest. Raises SystemExit for a wrong result."""
     trial = Trial(ops, layer, batch)
     current = product_tile(ops.generation, ops.precision, ops.architecture, layer)
 
@@ -144,6 +151,7 @@ def search(ops: Operations, layer: Layer, batch: int) -> ProductTile:
             raise SystemExit(f"{layer.name} with {at} is wrong: relative error {error:.1e}")
         return trial.seconds()
 
+    # Measure the table's configuration twice, then the candidates.
     first, again = measure(current), measure(current)
     best, least = current, min(first, again)
     spread = abs(first - again)
@@ -153,6 +161,7 @@ def search(ops: Operations, layer: Layer, batch: int) -> ProductTile:
             print(f"  {layer.name} {at}: {batch * layer.flop / seconds / 1e12:.0f} TFLOP/s", flush=True)
             if seconds < least - spread:
                 best, least = at, seconds
+    # Report both rates.
     rate = batch * layer.flop / least / 1e12
     now = batch * layer.flop / min(first, again) / 1e12
     print(f"{layer.name}: table {now:.0f} TFLOP/s, best {rate:.0f} with {best}", flush=True)
@@ -160,6 +169,7 @@ def search(ops: Operations, layer: Layer, batch: int) -> ProductTile:
 
 
 def main() -> None:
+    """Search the configurations of each layer, and print the better ones."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kernels", choices=("sm80", "sm90"), default="sm90")
     parser.add_argument("--precision", choices=tuple(LIMIT), default="fp16")

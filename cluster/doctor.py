@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 import cloudpickle
 from distributed import Client, wait
 
-from ..pipeline.model.charcnn import load_model
+from ..pipeline.model.loading import load_model
 from . import probes
 from .client import is_loopback
 from .plugin import start_engines

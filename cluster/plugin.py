@@ -17,7 +17,8 @@ from ..pipeline.engine.base import Backend, Engine
 from ..pipeline.engine.open import expected_device, is_short_of_memory
 from ..pipeline.errors import BroadsheetError, UsageError
 from ..pipeline.labelling.engines import ENGINES, engine_key
-from ..pipeline.model.charcnn import Model, carried, taken
+from ..pipeline.model.charcnn import Model
+from ..pipeline.model.loading import carried, taken
 from ..pipeline.processes.child import unset_safe_path
 from ..pipeline.processes.threads import SWITCH_SECONDS, available_cores, share_of_cores
 from .clock import ClockPlugin

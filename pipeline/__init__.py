@@ -25,7 +25,8 @@ if TYPE_CHECKING:  # the names of `_NAMES`, for type checkers and editors
     from .job.estimate import Estimate as Estimate, dry_run as dry_run
     from .evaluation.evaluate import evaluate as evaluate
     from .evaluation.fitting import calibrate as calibrate, quantise as quantise
-    from .model.charcnn import Model as Model, load_model as load_model
+    from .model.charcnn import Model as Model
+    from .model.loading import load_model as load_model
     from .model.recipes import prepared as prepared
     from .model.several import heads_of as heads_of
     from .options import Options as Options
@@ -52,7 +53,8 @@ _NAMES = {
     "job.estimate": ("Estimate", "dry_run"),
     "evaluation.evaluate": ("evaluate",),
     "evaluation.fitting": ("calibrate", "quantise"),
-    "model.charcnn": ("Model", "load_model"),
+    "model.charcnn": ("Model",),
+    "model.loading": ("load_model",),
     "model.recipes": ("prepared",),
     "model.several": ("heads_of",),
     "options": ("Options",),

@@ -1,5 +1,6 @@
-"""Jobs disturbed at random, and what became of their rows.
+"""Disturbs jobs at random, and checks that no row is lost or changed.
 
-trial: one job, disturbed once. machine: all that can happen to a job on one machine, of which processes and files have
-the most. network: what can happen to one in a Slurm whose nodes are network namespaces.
+- trial: a job that is disturbed once, and the verdict
+- machine: the kinds of disturbances on one machine; processes, files and servers have most of them
+- network: the kinds of disturbances in a Slurm cluster whose nodes are network namespaces
 """

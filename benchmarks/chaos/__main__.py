@@ -1,4 +1,4 @@
-"""Disturb small jobs at random moments in random ways, and compare what they leave with an undisturbed run.
+"""Disturb small jobs at random moments in random ways, and compare their outputs with that of an undisturbed run.
 
     python -m benchmarks.chaos --trials 100 --seed 1 --at-once 2 --output benchmarks/results/chaos_local.json
     python -m benchmarks.chaos --trials 40 --cluster slurm  # as root, with slurm-wlm, munge, iproute2, iptables
@@ -6,8 +6,8 @@
     python -m benchmarks.chaos --trials 5 --kind interrupt --kind kill_workers
     python -m benchmarks.chaos --seed 1 --only 17                # one trial of that seed again
 
-A trial's choices follow from the seed and its number; what the machine does meanwhile does not. What is in the output
-file of the same seed is not tried again: a run that was ended goes on there.
+The seed and the number of a trial determine all of its choices, but not the timing of the machine. Trials that the
+output file already has for the same seed are not run again, so an interrupted run can be continued.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ CLUSTERS = ("local", "cuda", "slurm")
 
 @contextmanager
 def _kinds(options: argparse.Namespace, folder: Path) -> Iterator[list[Callable[[Trial], Verdict]]]:
-    """The kinds to be tried on this machine."""
+    """Yield the kinds of disturbances that can be tried on this machine, and print the others with the reason."""
     if options.cluster == "slurm":
         with network.slurm(folder / "slurm") as all_kinds:
             yield _chosen(all_kinds, options.kind)
@@ -50,6 +50,7 @@ def _kinds(options: argparse.Namespace, folder: Path) -> Iterator[list[Callable[
 
 
 def _chosen(kinds: Any, names: list[str] | None) -> list[Any]:
+    """Return the kinds with these names, or all. Raises SystemExit for an unknown name."""
     known = {kind.__name__: kind for kind in kinds}
     unknown = [name for name in names or () if name not in known]
     if unknown:
@@ -57,8 +58,8 @@ def _chosen(kinds: Any, names: list[str] | None) -> list[Any]:
     return [known[name] for name in names or known]
 
 
-def told(trials: list[dict[str, Any]]) -> str:
-    """Verdicts by kind, for a terminal."""
+def summary(trials: list[dict[str, Any]]) -> str:
+    """Return the numbers of verdicts by kind, as lines for a terminal."""
     verdicts: dict[str, Counter[str]] = {}
     for trial in trials:
         for kind in (trial["kind"], "all"):
@@ -69,7 +70,7 @@ def told(trials: list[dict[str, Any]]) -> str:
 
 
 def _recorded(output: Path | None, seed: int) -> tuple[list[dict[str, Any]], list[str]]:
-    """The trials in the output file of a run that was ended, and their commits."""
+    """Return the trials that the output file has from an earlier run, and the commits that it measured."""
     if output is None or not output.exists():
         return [], []
     recorded = json.loads(output.read_text())
@@ -79,6 +80,7 @@ def _recorded(output: Path | None, seed: int) -> tuple[list[dict[str, Any]], lis
 
 
 def main() -> None:
+    """Run the trials. The exit code is 1 if one of them is wrong or hung."""
     command = parser(__doc__)
     command.add_argument("--trials", type=int, default=50)
     command.add_argument("--seed", type=int, default=0)
@@ -89,10 +91,12 @@ def main() -> None:
     command.add_argument("--keep", type=Path, help="folder in which trials that are wrong or hung are left")
     options = command.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
+        # Run each job undisturbed, for the expected outputs.
         folder = options.keep or Path(temporary)
         where = ("--cluster", "cuda", "--device", "cuda") if options.cluster == "cuda" else ("--device", "cpu")
         workers = WORKERS_ON_A_GPU * count_gpus() if options.cluster == "cuda" else 3
         jobs = [run_undisturbed(name, folder, ("--model", options.model, *where)) for name in JOBS]
+        # Read the trials of an earlier run.
         numbers = range(options.trials) if options.only is None else [options.only]
         trials, commits = _recorded(options.output, options.seed)
         result = {
@@ -103,21 +107,22 @@ def main() -> None:
             "trials": trials,
         }
         result["about"]["commit"] = ", ".join(dict.fromkeys([*commits, result["about"]["commit"]]))
-        done = {trial["number"] for trial in trials}
+        # Run the others, and write the file after each one.
+        finished = {trial["number"] for trial in trials}
         with _kinds(options, folder) as kinds, ThreadPoolExecutor(options.at_once) as pool:
 
-            def one(number: int) -> dict[str, Any]:  # the kinds take turns
+            def run_one(number: int) -> dict[str, Any]:  # the kinds take turns
                 kind = kinds[number % len(kinds)]
                 own = [job for job in jobs if job.name == machine.JOB_OF.get(kind, job.name)]
                 return run_trial(kind, number, options.seed, own, folder, workers)
 
-            for trial_record in pool.map(one, (number for number in numbers if number not in done)):
+            for trial_record in pool.map(run_one, (number for number in numbers if number not in finished)):
                 trials.append(trial_record)
                 if trial_record["verdict"] in BAD or options.only is not None:
                     print(trial_record, file=sys.stderr, flush=True)
                 if options.output:
                     write(result, options.output)
-    print(told(trials), file=sys.stderr)
+    print(summary(trials), file=sys.stderr)
     sys.exit(any(trial["verdict"] in BAD for trial in trials))
 
 

@@ -1,4 +1,4 @@
-"""What can happen to the files of a job: to the disk and its limits, to the input, and to the output."""
+"""Disturbances of the files of a job: of the disk and its limits, of the input, and of the output."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from broadsheet.pipeline.output.layout import SUCCESS
 
 _DISK_BYTES = 40 << 10
 _END_SECONDS = 0.5
-"""From the check of a job's files to its `_SUCCESS`, at most: what is deleted later, `verify` finds."""
+"""The longest time between a job's check of its files and its `_SUCCESS`. Only `verify` finds a later deletion."""
 
 
 def fill_the_disk(trial: Trial) -> Verdict:
@@ -49,7 +49,7 @@ def limit_file_size(trial: Trial) -> Verdict:
     size = trial.random.choice([200, 1_000, 3_000, 6_000])
     trial.note(f"{size} bytes")
     limit = partial(resource.setrlimit, resource.RLIMIT_FSIZE, (size, size))
-    run = trial.start(limit=limit, PYTHONDONTWRITEBYTECODE="1")  # Python does not look how much of it could be written
+    run = trial.start(limit=limit, PYTHONDONTWRITEBYTECODE="1")  # Python ignores a partial write of a .pyc
     return trial.settle(run)
 
 
@@ -66,9 +66,9 @@ def change_the_input(trial: Trial) -> Verdict:
     if not trial.wait_for_a_moment(run):
         return trial.settle(run)
     file = trial.random.choice(sorted((trial.folder / "in").iterdir()))
-    how = trial.random.choice([_replace, _extend, _cut, os.utime, os.unlink])
-    trial.note(f"{file.name}: {how.__name__.strip('_')}")
-    how(file)
+    change = trial.random.choice([_replace, _extend, _cut, os.utime, os.unlink])
+    trial.note(f"{file.name}: {change.__name__.strip('_')}")
+    change(file)
     if trial.code(run) == 0:
         return _settle_before_or_after(trial, run)
     if trial.random.random() < 0.5:
@@ -80,7 +80,12 @@ def change_the_input(trial: Trial) -> Verdict:
 
 
 def _settle_before_or_after(trial: Trial, run: Run) -> Verdict:
-    """The job's last look at its input was before the change, or its first one after it: then it is another job."""
+    """Compare the output with that of the old input or of the new one.
+
+    A job that finishes has read the old input if it checked its input for the last time before the change, or the new
+    input if it checked for the first time after the change. In the second case, the expected output is that of another
+    job, which is run here.
+    """
     try:
         return trial.settle(run)
     except Wrong:
@@ -93,7 +98,7 @@ def _settle_before_or_after(trial: Trial, run: Run) -> Verdict:
 
 
 def _replace(file: Path) -> None:
-    """Replace a file by one of as many bytes, with other letters."""
+    """Replace a file by one with other letters and the same size."""
     other = file.with_name(".other")
     other.write_bytes(file.read_bytes().replace(b"the", b"THE"))
     os.replace(other, file)
@@ -133,9 +138,9 @@ def damage_output(trial: Trial) -> Verdict:
     files = sorted(contents(trial.out)) if trial.out.exists() else []
     if files:
         name = trial.random.choice(files)
-        how = trial.random.choice([_empty, _halve, _flip, os.unlink])
-        trial.note(f"{name}: {how.__name__.strip('_')}")
-        how(trial.out / name)
+        damage = trial.random.choice([_empty, _halve, _flip, os.unlink])
+        trial.note(f"{name}: {damage.__name__.strip('_')}")
+        damage(trial.out / name)
     return _settle_or_start_again(trial, trial.start("--resume"))
 
 
@@ -155,7 +160,10 @@ def _flip(file: Path) -> None:
 
 
 def _settle_or_start_again(trial: Trial, run: Run) -> Verdict:
-    """Where it cannot be resumed, a message must say so; `--overwrite` then gives the whole output."""
+    """Resume a job until it finishes, or start it again with `--overwrite` if it cannot be resumed.
+
+    `trial.code` checks that a message says why it cannot. The output must be whole in both cases.
+    """
     for _ in range(3):
         code = trial.code(run)
         if code == 0:
@@ -171,7 +179,7 @@ def _settle_or_start_again(trial: Trial, run: Run) -> Verdict:
 
 @contextmanager
 def _small_disk(trial: Trial) -> Iterator[Callable[[], None]]:
-    """The output folder on a disk that is too small for the output; the function that it yields enlarges it."""
+    """Put the output folder on a disk that is too small for the output. Yields the function that enlarges the disk."""
     disk = trial.folder / "disk"
     disk.mkdir()
     size = trial.random.randint(_DISK_BYTES // 4, _DISK_BYTES * 2) // 4096 * 4096

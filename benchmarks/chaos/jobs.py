@@ -1,4 +1,4 @@
-"""The jobs that are disturbed: small ones, of every way in which rows are read, and what each leaves undisturbed."""
+"""The jobs that are disturbed: a small one for each way of reading rows, with its output without a disturbance."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 from benchmarks.processes import environment
 
 CHUNKS = 12
-"""Chunks of each job."""
+"""The number of chunks of each job."""
 
 _CHUNK_ROWS = 20
 _ROWS = CHUNKS * _CHUNK_ROWS
@@ -28,15 +28,15 @@ _SENTENCE = "the market fell as oil rose and our team won its match in the last 
 _LONG_BYTES = 8_000
 
 BLOCKS = "blocks"
-"""The job whose records a GPU finds; those of the others are read by the host, since their files are small."""
+"""The job in which a GPU finds the records. In the other jobs the CPU reads them, since the files are small."""
 
 Row = tuple[int, str | None]
-"""An id and a text; the text is None for a row that belongs into the quarantine."""
+"""An id and a text; the text is None for a row that the job puts into quarantine."""
 
 
 @dataclass(frozen=True)
 class Job:
-    """A job that was run undisturbed.
+    """A job that has run without a disturbance.
 
     Attributes
     ----------
@@ -45,7 +45,7 @@ class Job:
     folder : Path
         Has the input in `in`, and the undisturbed output in `out`.
     command : tuple of str
-        The command to be run in such a folder, without the output folder.
+        The command to run in a folder with such an input, without the option for the output folder.
     seconds : float
         How long the undisturbed run took.
 
@@ -62,21 +62,30 @@ class Job:
 
 
 def contents(folder: Path) -> dict[str, bytes]:
-    """Everything that must be the same however the job went: all but the timings."""
+    """Return the files of an output that must be the same however the job went: all except the timings."""
     files = (p for p in folder.rglob("*") if p.is_file() and "_runs" not in p.parts)
     return {str(p.relative_to(folder)): p.read_bytes() for p in files}
 
 
 def run_undisturbed(name: str, folder: Path, options: tuple[str, ...]) -> Job:
-    """Write a job's input, and run it, with `options` of `broadsheet classify` for all jobs.
+    """Write a job's input, and run the job without a disturbance. Raises CalledProcessError if it fails.
 
-    Raises CalledProcessError where it fails.
+    options: options of `broadsheet classify` that all jobs have.
     """
     folder = folder / name
     (folder / "in").mkdir(parents=True)
     write, more = _KINDS[name]
     write(folder / "in", _rows(name))
-    asked = ("classify", "in", "--root", ".", "--chunk-size", str(_CHUNK_ROWS), *more, *options)  # in any folder
+    asked = (
+        "classify",
+        "in",
+        "--root",
+        ".",
+        "--chunk-size",
+        str(_CHUNK_ROWS),
+        *more,
+        *options,
+    )  # relative paths, so it runs in any folder
     command = (sys.executable, "-m", "broadsheet", *asked)
     began = time.perf_counter()
     subprocess.run([*command, "-o", "out"], cwd=folder, env=environment(), check=True, capture_output=True)
@@ -84,7 +93,7 @@ def run_undisturbed(name: str, folder: Path, options: tuple[str, ...]) -> Job:
 
 
 def texts_of(name: str, count: int = _ROWS) -> list[str]:
-    """Texts of 1 to 60 words each."""
+    """Return random texts of 1 to 60 words each."""
     draw = random.Random(name)
     return [" ".join(draw.choices(_SENTENCE.split(), k=draw.randint(1, 60))) for _ in range(count)]
 
@@ -102,7 +111,7 @@ def _write_csv(folder: Path, rows: list[Row]) -> None:
 
 
 def _write_jsonl(folder: Path, rows: list[Row]) -> None:
-    """Three files, the chunks of which hold the end of one and the beginning of the next."""
+    """Write three files, with chunks that hold the end of one file and the beginning of the next."""
     for part in range(3):
         lines = [json.dumps({"id": number, "text": text}) for number, text in rows[part::3]]
         (folder / f"news-{part}.jsonl").write_text("\n".join(lines) + "\n")
@@ -114,12 +123,12 @@ def _write_parquet(folder: Path, rows: list[Row]) -> None:
 
 
 def _write_gzip(folder: Path, rows: list[Row]) -> None:
-    """Write a file with more rows than a chunk holds, which is read front to back."""
+    """Write a compressed file with more rows than a chunk holds. The job reads it from front to back."""
     (folder / "news.csv.gz").write_bytes(gzip.compress(_lines_of_csv(rows).encode(), mtime=0))
 
 
 def _write_blocks(folder: Path, rows: list[Row]) -> None:
-    """Write so long texts that a GPU finds the records: it does in files of 1 MiB or more, also when compressed."""
+    """Write long texts, so that a GPU finds the records: it does so in files of 1 MiB or more, compressed or not."""
     draw = random.Random("blocks")
     lines = []
     for number, text in rows:

@@ -1,9 +1,12 @@
-"""A Dask worker preload that kills for real: at a step of a chunk, the worker or all of the job's processes.
+"""A Dask worker preload that kills processes at a step of a chunk: the worker, or all processes of the job.
 
-BROADSHEET_KILL: "STEP WHOM FLAG". STEP: in-infer, before-write, after-temporary, after-rename, after-write,
-before-entry or after-entry, once this process has committed two chunks, for which the third waits that comes to a step
-of writing: all could be written before two are committed. WHOM: worker, all, or stop (the worker, with
-SIGSTOP). FLAG: a file that is made first, with the process id in it, so that it happens once.
+The variable BROADSHEET_KILL is "STEP WHOM FLAG":
+
+- STEP is in-infer, before-write, after-temporary, after-rename, after-write, before-entry or after-entry. The kill
+  happens once this process has committed two chunks. The third chunk that comes to a step of writing waits for these
+  commits, since otherwise all chunks could be written before two are committed.
+- WHOM is worker, all, or stop, which stops the worker with SIGSTOP.
+- FLAG is a file that is created first, with the process id in it, so that the kill happens once.
 """
 
 import atexit
@@ -18,20 +21,21 @@ from broadsheet.pipeline.labelling.engines import ENGINES
 from broadsheet.pipeline.output.layout import ENTRIES, PARTS
 
 STEP, WHOM, FLAG = os.environ["BROADSHEET_KILL"].split()
-# Dask runs a preload more than once: what it replaces is kept where the second run finds it.
+# Dask runs a preload more than once: the functions that it replaces are stored where the second run finds them.
 commit, open_engine, replace = vars(STATE).setdefault("kept", (STATE.commit, ENGINES.open_engine, os.replace))
 committed = passed = 0
 changed = threading.Condition()
 
 
 def kill() -> None:
+    """Kill or stop what WHOM names, unless another process has done so."""
     try:
         with open(FLAG, "x") as file:
             file.write(str(os.getpid()))
     except FileExistsError:
         return
     if WHOM == "stop":
-        atexit.register(time.sleep, 3)  # once it goes on its worker ends, but not before this thread has written
+        atexit.register(time.sleep, 3)  # a continued worker exits, but only after this thread has written
         os.kill(os.getpid(), signal.SIGSTOP)
         time.sleep(0.2)  # a process stops some microseconds after this call
         return
@@ -41,12 +45,13 @@ def kill() -> None:
 
 
 def at(step: str) -> None:
+    """Kill if `step` is STEP and this process has committed two chunks."""
     global passed
     if step != STEP:
         return
     with changed:
         passed += 1
-        if passed > 2 and step != "in-infer":  # where a trial of the engine comes, too
+        if passed > 2 and step != "in-infer":  # the engine's trial run passes in-infer as well
             changed.wait_for(lambda: committed >= 2, 120)
         if committed < 2:
             return
@@ -54,7 +59,7 @@ def at(step: str) -> None:
 
 
 def watched(kind: type) -> type:
-    """A kind of store that reports the steps of a commit, as far as a store sees them."""
+    """Return a subclass of a store that reports those steps of a commit that a store sees."""
 
     class Store(kind):
         def add_all(self, files, check) -> None:
@@ -71,6 +76,7 @@ def watched(kind: type) -> type:
 
 
 def replacing(source, target) -> None:
+    """Replace `os.replace`, and report the steps of writing a part."""
     of_part = Path(target).parent.name == PARTS
     if of_part:
         at("after-temporary")
@@ -80,7 +86,7 @@ def replacing(source, target) -> None:
 
 
 class Engine:
-    """Kills before it classifies."""
+    """An engine that reports the step in-infer before it classifies."""
 
     def __init__(self, *arguments) -> None:
         self.engine = open_engine(*arguments)

@@ -1,6 +1,6 @@
-"""Everything that can happen to a job on one machine: to its processes, its files and its clock.
+"""All kinds of disturbances on one machine: of a job's processes, files and clock, and of servers.
 
-Each kind is a function that runs a `Trial` and returns a `Verdict`; its docstring is its name in the table.
+Each kind is a function that runs a `Trial` and returns a `Verdict`. Its docstring is its name in the table of results.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def set_the_clock(trial: Trial) -> Verdict:
 
 
 def build_clock(folder: Path) -> Path:
-    """A library that shifts the time of day of the processes that load it."""
+    """Compile the library that shifts the time of day of processes that load it, and return its path."""
     library = folder / "clock.so"
     subprocess.run(["cc", "-shared", "-fPIC", "-o", library, _CLOCK], check=True)
     return library
@@ -50,11 +50,14 @@ KINDS: tuple[Kind, ...] = (
 
 
 JOB_OF = {processes.kill_in_a_block: BLOCKS}
-"""The job that a kind disturbs, where that is not any job."""
+"""The name of the job that a kind disturbs. Kinds that are not listed disturb any job."""
 
 
 def missing(kind: Kind, cluster: str = "local") -> str | None:
-    """The reason why a kind cannot be tried here, or None. `cluster` is what the job starts, "local" or "cuda"."""
+    """Return the reason why a kind cannot be tried here, or None if it can.
+
+    cluster: the kind of cluster that the job starts, "local" or "cuda".
+    """
     if cluster == "cuda" and kind in (processes.lose_the_scheduler, processes.lose_a_node):
         return "its cluster is of CPU workers"
     if cluster != "cuda" and kind is processes.kill_in_a_block:

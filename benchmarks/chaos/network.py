@@ -1,7 +1,7 @@
-"""What can happen to a job in Slurm: to its network, its nodes, and by Slurm itself.
+"""Disturbances of a job in Slurm: of its network and its nodes, and by Slurm itself.
 
-The Slurm is real, its nodes are network namespaces of this machine. `tc tbf` makes their links narrow, and
-netfilter loses their packets.
+The Slurm cluster is real, but its nodes are network namespaces of this machine. `tc tbf` limits the rate of their
+links, and netfilter drops their packets.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _ENDED = {"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_ME
 _SECONDS = 300
 _MOST_SUBMISSIONS = 4
 _SETTINGS = {
-    "DASK_DISTRIBUTED__SCHEDULER__WORKER_TTL": "10s",  # 120 by default: a node that is cut off would cost minutes
+    "DASK_DISTRIBUTED__SCHEDULER__WORKER_TTL": "10s",  # the default, 120 s, would make each lost node cost minutes
     "DASK_DISTRIBUTED__COMM__TIMEOUTS__CONNECT": "5s",
 }
 
@@ -33,7 +33,7 @@ Happening = Callable[[SlurmNodes, Trial, str], None]
 
 @contextmanager
 def slurm(folder: Path) -> Iterator[list[Callable[[Trial], Verdict]]]:
-    """The kinds of a Slurm that runs within the block. Raises SystemExit where there can be none here."""
+    """Run Slurm within the block, and yield its kinds of disturbances. Raises SystemExit if it cannot run here."""
     if reason := missing():
         raise SystemExit(f"no Slurm here: {reason}")
     nodes = SlurmNodes(folder)
@@ -103,31 +103,36 @@ HAPPENINGS: tuple[Happening, ...] = (
 
 
 def _some_nodes(trial: Trial, what: str) -> list[str]:
+    """Choose one or more nodes at random, and note them with what happens to them."""
     chosen = trial.random.sample(NODES, trial.random.randint(1, len(NODES)))
     trial.note(f"{what} on {', '.join(chosen)}")
     return chosen
 
 
 def _shape(nodes: SlurmNodes, name: str, *rule: str) -> None:
-    """Apply a rule to what a node sends; `_restore` removes it."""
+    """Apply a `tc` rule to the packets that a node sends. `_restore` removes it."""
     nodes.run("tc", "-n", name, "qdisc", "replace", "dev", "eth0", "root", *rule)
 
 
 def _restore(nodes: SlurmNodes) -> None:
+    """Remove all rules from the network of the nodes."""
     for name in NODES:
         nodes.run("tc", "-n", name, "qdisc", "del", "dev", "eth0", "root", check=False)
         nodes.run("ip", "netns", "exec", name, "iptables", "-F", check=False)
 
 
 def _try(nodes: SlurmNodes, happens: Happening, trial: Trial) -> Verdict:
-    """Submit the job, let it happen at a random moment, and submit it again until it has finished."""
+    """Submit the job, disturb it at a random moment, and submit it again until it has finished."""
+    # Write the site's settings, and choose the moment.
     (trial.folder / "site.yaml").write_text(f"interface: eth0\nfolder: {trial.folder / 'shared'}\nstop_before: 20\n")
     commits = trial.random.randrange(10)
     trial.note(f"after {commits} commits")
     try:
+        # Submit and disturb the job.
         number = _submit(nodes, trial)
         if _wait(nodes, trial, number, lambda: trial.committed() >= commits):
             happens(nodes, trial, number)
+        # Wait for its end, and submit it again until it has completed.
         for _ in range(_MOST_SUBMISSIONS):
             _wait(nodes, trial, number, lambda: False)
             log = (trial.folder / f"broadsheet-{number}.log").read_text(errors="replace")
@@ -146,6 +151,7 @@ def _try(nodes: SlurmNodes, happens: Happening, trial: Trial) -> Verdict:
 
 
 def _submit(nodes: SlurmNodes, trial: Trial) -> str:
+    """Submit the job, and return its number in Slurm. Raises Wrong if it cannot be submitted."""
     python, _, _, _, *arguments = trial.job.command
     options = ["--nodes", str(trial.workers + 1), "--protocol", "tcp", "--site", "site.yaml", "-o", str(trial.out)]
     submitted = subprocess.run(
@@ -162,13 +168,13 @@ def _submit(nodes: SlurmNodes, trial: Trial) -> str:
 
 
 def _wait(nodes: SlurmNodes, trial: Trial, number: str, true: Callable[[], bool]) -> bool:
-    """Wait until something is true; False where the job has ended before. Raises Hung."""
+    """Wait until `true` returns True. Returns False if the job ends first. Raises Hung after 300 s."""
     deadline = time.monotonic() + _SECONDS
     while not true():
         job = nodes.job(number)
         if job["JobState"] in _ENDED:
             return False
-        if job["JobState"] == "PENDING" and job.get("Restarts", "0") != "0":  # Slurm itself waits for two minutes
+        if job["JobState"] == "PENDING" and job.get("Restarts", "0") != "0":  # by itself, Slurm waits two minutes
             nodes.run("scontrol", "update", f"JobId={number}", "StartTime=now", check=False)
         if time.monotonic() > deadline:
             raise Hung(f"in state {job['JobState']} {_SECONDS} s after it was disturbed")

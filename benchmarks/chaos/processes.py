@@ -1,4 +1,4 @@
-"""What can happen to the processes of a job: they are killed, stopped, interrupted, or meet those of other jobs."""
+"""Disturbances of a job's processes: they are killed, stopped or interrupted, or other jobs use the same folder."""
 
 from __future__ import annotations
 
@@ -249,6 +249,7 @@ def overwrite_while_it_runs(trial: Trial) -> Verdict:
 
 
 def _signal_a_worker(trial: Trial, run: Run, number: int) -> psutil.Process | None:
+    """Send a signal to a random worker, and return the worker, or None if there is none."""
     workers = run.workers()
     if not workers:
         trial.note("no worker then")
@@ -264,6 +265,7 @@ def _send(process: psutil.Process, number: int) -> None:
 
 
 def _kill_tree(process: subprocess.Popen[bytes]) -> None:
+    """Kill a process and all of its children."""
     children = psutil.Process(process.pid).children(recursive=True)
     process.kill()
     for child in children:
@@ -273,7 +275,7 @@ def _kill_tree(process: subprocess.Popen[bytes]) -> None:
 
 @contextmanager
 def _own_cluster(trial: Trial) -> Iterator[tuple[subprocess.Popen[bytes], list[subprocess.Popen[bytes]], str]]:
-    """A scheduler and two workers as a user starts them; and the scheduler's file."""
+    """Start a scheduler and two workers as a user does. Yields the scheduler, the workers and the scheduler file."""
     file = trial.folder / "scheduler.json"
     env = environment(**trial.environment)
     log = (trial.folder / "cluster.log").open("wb")
@@ -283,6 +285,7 @@ def _own_cluster(trial: Trial) -> Iterator[tuple[subprocess.Popen[bytes], list[s
         command = [sys.executable, "-m", "dask", *map(str, arguments), *options]
         return subprocess.Popen(command, env=env, stdout=log, stderr=log)
 
+    # Start the processes.
     scheduler = start("scheduler", "--port", 0)
     while not file.exists():
         time.sleep(0.05)
@@ -290,6 +293,7 @@ def _own_cluster(trial: Trial) -> Iterator[tuple[subprocess.Popen[bytes], list[s
     try:
         yield scheduler, nodes, str(file)
     finally:
+        # End them, also those that the trial has stopped.
         for process in [*nodes, scheduler]:
             if process.poll() is None:
                 process.send_signal(signal.SIGCONT)

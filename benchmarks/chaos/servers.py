@@ -1,7 +1,7 @@
-"""What can happen to a server while clients ask it: its models change, its processes are killed, stopped or ended.
+"""Disturbances of a server while clients send requests: its models change, or its processes are killed or stopped.
 
-Each answer must be what a job writes with one of two models, whole, or a refusal that says why; in the end the server
-answers by the model that its file holds, ends with exit code 0, and leaves no process.
+Each answer must be complete and equal to what a job writes with one of the two models, or a refusal that says why. In
+the end the server must answer with the model that its file holds, exit with code 0, and leave no process.
 """
 
 from __future__ import annotations
@@ -79,6 +79,7 @@ def end_a_server(trial: Trial) -> Verdict:
 
 
 def _lose(trial: Trial, module: str) -> Verdict:
+    """Kill or stop one of the server's processes that run a module, and check that the server recovers."""
     with _asked(trial) as server:
         trial.pause(0, 1)
         if trial.random.random() < 0.5:
@@ -97,8 +98,9 @@ def _lose(trial: Trial, module: str) -> Verdict:
 
 @cache
 def _models(source: str, device: str) -> list[tuple[bytes, pa.Table]]:
-    """Two models that share neither a score nor the name of a class: the file of each, and the labels that a job gives
-    the texts.
+    """Return two models that share no score and no name of a class.
+
+    For each, it returns the bytes of its file, and the labels that a job with this model gives the texts.
     """
     one = load_model(source)
     two = replace(one, classes=tuple(f"not {name}" for name in one.classes), temperature=2 * one.temperature)
@@ -107,7 +109,26 @@ def _models(source: str, device: str) -> list[tuple[bytes, pa.Table]]:
 
 
 class _Server:
-    """A server, and what a trial does to it."""
+    """A server, the clients that send it requests, and the methods that disturb it.
+
+    Attributes
+    ----------
+    run : Run
+        The command of the server. `start` replaces it.
+    url : str
+        The address of the server, which it has again after another start.
+    file, admin : Path
+        The files of its model and of the administrator's token.
+    models : list of (bytes, Table)
+        The two models of `_models`.
+    more : tuple of str
+        Options for a cluster; empty for a server with engine processes of its own.
+    over : Event
+        Set when the clients are to stop.
+    asking : list of Future
+        The clients.
+
+    """
 
     run: Run
 
@@ -126,6 +147,7 @@ class _Server:
         self.asking = [self.pool.submit(self._ask_on, trial.random.random()) for _ in range(_CLIENTS)]
 
     def start(self) -> None:
+        """Start the server, at the same port as before, and wait until it is ready. Raises Wrong."""
         options = ["--port", self.url.rpartition(":")[2], "--model", f"news={self.file}", *self.more]
         options += [
             "--device",
@@ -138,6 +160,7 @@ class _Server:
             "--log-format",
             "json",
         ]
+        # Start it, and read its address from the log.
         command = [sys.executable, "-m", "broadsheet", "serve", *options, "--admin-token-file", str(self.admin)]
         run = self.run = self.trial.launch(command)
         if not self.trial.wait_until(run, lambda: '"message": "ready"' in run.text):
@@ -146,14 +169,17 @@ class _Server:
         self.url = next(line["url"] for line in lines if line["message"] == "listening")
 
     def processes(self, module: str) -> list[psutil.Process]:
-        """The processes that run a module; in place of engine processes, the workers of a cluster."""
+        """Return the processes that run a module. In a cluster, the workers take the place of engine processes."""
         if self.more and module == "engine_process":
             return self.run.workers()
         children = psutil.Process(self.run.process.pid).children()
         return [child for child in children if any(word.endswith(f".{module}") for word in child.cmdline())]
 
     def reload(self, data: bytes | None = None) -> None:
-        """Replace the model's file, by one of the models or by none, and have it read again; wait for nothing."""
+        """Replace the model's file, and ask the server to read it again, without waiting for that.
+
+        data: the new file; by default, one of the two models or a file that is no model, at random.
+        """
         other = self.file.with_suffix(".other")
         other.write_bytes(data or self.trial.random.choice([_NO_MODEL, *(file for file, _ in self.models)]))
         os.replace(other, self.file)
@@ -168,7 +194,10 @@ class _Server:
             httpx.post(f"{url}/v1/models/news/reload", headers=headers, timeout=SECONDS)
 
     def ask(self, client: Client, first: int, count: int) -> str:
-        """Which model has answered, "model N", or why there is no answer. Raises Hung, Wrong."""
+        """Send a request, and return "model N" for the model that answered, or "refused" or "lost".
+
+        Raises Hung if there is no answer, and Wrong for a wrong answer.
+        """
         try:
             answer = client.classify_arrow(_TEXTS[first : first + count], scores=True)
         except ServerError as error:
@@ -184,6 +213,7 @@ class _Server:
         raise Wrong(f"an answer by neither model: {answer.to_pylist()[:2]}")
 
     def _ask_on(self, seed: float) -> Counter[str]:
+        """Send requests until `over` is set, and count their results."""
         draw, counts = random.Random(seed), Counter[str]()
         with Client(self.url, timeout=SECONDS) as client:
             while not self.over.is_set():
@@ -192,14 +222,14 @@ class _Server:
         return counts
 
     def leave(self) -> Counter[str]:
-        """Let the clients ask no more; how many answers of each kind they had. Raises Hung, Wrong."""
+        """Stop the clients, and return how many results of each kind they had. Raises Hung, Wrong."""
         self.over.set()
         counts = sum((future.result() for future in self.asking), Counter[str]())
         self.trial.note(", ".join(f"{what}: {count}" for what, count in sorted(counts.items())))
         return counts
 
     def settle(self) -> Counter[str]:
-        """Load a model, wait until the server answers by it, and end the server. Raises Hung, Wrong."""
+        """Load a model, wait until the server answers with it, and end the server. Raises Hung, Wrong."""
         number = self.trial.random.randrange(len(self.models))
         deadline = time.monotonic() + SECONDS
         self.reload(self.models[number][0])
@@ -213,6 +243,7 @@ class _Server:
         return counts
 
     def end(self, number: int) -> None:
+        """Send the server a signal, and wait until it has exited. Raises Wrong for an exit code other than 0."""
         self.run.process.send_signal(number)
         if code := self.trial.code(self.run):
             raise Wrong(f"exit code {code}: {self.run.text[-400:]!r}")
@@ -220,7 +251,7 @@ class _Server:
 
 @contextmanager
 def _asked(trial: Trial) -> Iterator[_Server]:
-    """A server that clients ask until they leave."""
+    """Start a server and its clients, and stop the clients at the end of the block."""
     server = _Server(trial)
     with server.pool:
         try:

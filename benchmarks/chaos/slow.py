@@ -1,4 +1,4 @@
-"""A worker preload that makes a step of each chunk take longer, so that a job can be caught in the middle."""
+"""A Dask worker preload that delays a step of each chunk, so that a trial can disturb a job in the middle."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ STATE.read_range = slow_read_range
 
 
 def slowed(step: str, seconds: object = 0.3) -> str:
-    """A preload that makes a step, "read" or "commit", take longer.
+    """Return the code of a preload that delays a step, "read" or "commit".
 
-    `seconds` is a number, or an expression that the worker evaluates, where `arguments` are those of the step: the
-    first of "read" is the range.
+    seconds: a number, or an expression that the worker evaluates. In the expression, `arguments` are the arguments of
+    the step; the first argument of "read" is the range.
     """
     return _SLOWED[step].format(seconds=seconds)

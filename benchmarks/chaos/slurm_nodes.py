@@ -1,7 +1,8 @@
-"""A real Slurm of four nodes on this machine: each slurmd in a network namespace with its own address and host name.
+"""A real Slurm cluster of four nodes on this machine.
 
-Each node has one of this machine's GPUs; where there are fewer than four, nodes share them. Limits on cores, memory
-and devices are not real (there is no cgroup plugin), nor is the GPU where the machine has none.
+Each slurmd runs in a network namespace with its own address and host name. Each node has one of this machine's GPUs;
+nodes share GPUs if the machine has fewer than four. Slurm does not enforce limits on cores, memory and devices, since
+there is no cgroup plugin. On a machine without a GPU, the nodes only claim to have one.
 """
 
 from __future__ import annotations
@@ -59,11 +60,11 @@ _NODE = (
 _PROLOG = """\
 #!/bin/sh
 echo export CUDA_VISIBLE_DEVICES=$(((${{SLURMD_NODENAME#gpu}} - 1) % {gpus}))
-"""  # in place of Slurm's own, by which it is the first on every node
+"""  # it replaces Slurm's own value, which is the first GPU on every node
 
 
 def missing() -> str | None:
-    """The reason why such a cluster cannot run here, or None."""
+    """Return the reason why such a cluster cannot run here, or None if it can."""
     if os.geteuid() != 0:
         return "network namespaces need root"
     absent = [name for name in ("slurmctld", "slurmd", "sbatch", "munged", "ip", "nsenter") if not shutil.which(name)]
@@ -73,7 +74,7 @@ def missing() -> str | None:
 
 
 class SlurmNodes:
-    """A Slurm cluster on this machine. `stop` removes every process, address and namespace of it."""
+    """A Slurm cluster on this machine. `stop` removes all of its processes, addresses and namespaces."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -82,8 +83,10 @@ class SlurmNodes:
         self._munged = False
 
     def start(self) -> None:
-        self.stop()  # removes the network of a run that was killed
+        """Start the cluster, and wait until all nodes are idle."""
+        self.stop()  # removes the network of an earlier run that was killed
         self._configure()
+        # Connect a network namespace for each node to a bridge.
         _sh(f"ip link add {BRIDGE} type bridge && ip addr add 10.77.0.1/24 dev {BRIDGE} && ip link set {BRIDGE} up")
         for number, name in enumerate(NODES, 1):
             _sh(
@@ -92,6 +95,7 @@ class SlurmNodes:
                 f"ip -n {name} addr add 10.77.0.{10 + number}/24 dev eth0 && "
                 f"ip -n {name} link set eth0 up && ip -n {name} link set lo up"
             )
+        # Start the daemons.
         if not any(process.name() == "munged" for process in psutil.process_iter()):
             _sh("install -d -o munge -g munge -m 0755 /run/munge && runuser -u munge -- /usr/sbin/munged")
             self._munged = True
@@ -99,18 +103,20 @@ class SlurmNodes:
         for name in NODES:
             daemon = f"hostname {name}; exec slurmd -D -N {name}"
             self._daemon("nsenter", f"--net=/run/netns/{name}", "unshare", "-u", "bash", "-c", daemon)
+        # Wait for the nodes.
         deadline = time.monotonic() + 60
         while self.run("sinfo", "-h", "-t", "idle", "-o", "%D") != "4":
             assert time.monotonic() < deadline, self.run("sinfo")
             time.sleep(0.2)
 
     def stop(self) -> None:
+        """Kill the daemons and the processes of the nodes, and remove the network."""
         for daemon in self._daemons:
             for process in [*psutil.Process(daemon.pid).children(recursive=True), psutil.Process(daemon.pid)]:
                 process.kill()
             daemon.wait()
         self._daemons.clear()
-        for name in NODES:  # a network may outlive its name for a while, with its end of the link
+        for name in NODES:  # a namespace may outlive its name for a while, and keep its link
             left = f"ip netns pids {name} | xargs -r kill -9; ip netns del {name}; ip link del veth-{name}"
             subprocess.run(left, shell=True, check=False, capture_output=True)
         subprocess.run(["ip", "link", "del", BRIDGE], check=False, capture_output=True)
@@ -120,11 +126,11 @@ class SlurmNodes:
 
     def run(self, *command: object, check: bool = True, cwd: Path | None = None) -> str:
         """Run a command as a user of the cluster, and return its output."""
-        done = subprocess.run(
+        completed = subprocess.run(
             [str(part) for part in command], env=self.environment, cwd=cwd, capture_output=True, text=True, check=False
         )
-        assert not check or done.returncode == 0, (command, done.stdout, done.stderr)
-        return done.stdout.strip()
+        assert not check or completed.returncode == 0, (command, completed.stdout, completed.stderr)
+        return completed.stdout.strip()
 
     def job(self, number: str) -> dict[str, str]:
         """Slurm's record of a job, e.g. JobState, Restarts, ExitCode."""
@@ -132,14 +138,16 @@ class SlurmNodes:
         return dict(word.split("=", 1) for word in words if "=" in word)
 
     def cut(self, name: str) -> None:
-        """Cut a node's network off."""
+        """Cut a node off from the network."""
         _sh(f"ip link set veth-{name} down")
 
     def mend(self, name: str) -> None:
+        """Connect a node again, and tell Slurm to use it."""
         _sh(f"ip link set veth-{name} up")
         self.run("scontrol", "update", f"NodeName={name}", "State=RESUME", check=False)
 
     def _configure(self) -> None:
+        """Write the configuration files of Slurm."""
         for name in ("state", "home", *NODES):
             (self.folder / name).mkdir(parents=True, exist_ok=True)
         (self.folder / "plugstack.conf").write_text("")
@@ -149,7 +157,9 @@ class SlurmNodes:
         nodes = "".join(_NODE.format(name=name, last=10 + number) for number, name in enumerate(NODES, 1))
         conf = _CONF.format(host=socket.gethostname(), folder=self.folder)
         (self.folder / "slurm.conf").write_text(conf + nodes)
-        (self.folder / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\n")  # not used, but the other asks systemd
+        (self.folder / "cgroup.conf").write_text(
+            "CgroupPlugin=cgroup/v1\n"
+        )  # no plugin uses it, but version 2 would need systemd
         (self.folder / "gres.conf").write_text("NodeName=gpu[1-4] Name=gpu File=/dev/null\n")
 
     def _daemon(self, *command: str) -> None:
@@ -160,5 +170,5 @@ class SlurmNodes:
 
 
 def _sh(command: str) -> None:
-    done = subprocess.run(command, shell=True, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    completed = subprocess.run(command, shell=True, capture_output=True, text=True, check=False)
+    assert completed.returncode == 0, completed.stderr

@@ -1,4 +1,8 @@
-"""One trial: a job that something happens to, and the verdict on what it left."""
+"""One trial: a job that is disturbed, and the verdict on its output.
+
+A trial has these steps: `start` runs the job's command, `wait_for_a_moment` waits, the kind disturbs the job, `settle`
+resumes it until it has finished and compares its output, and `clean` ends what is still running.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +28,7 @@ from benchmarks.processes import environment
 from broadsheet.pipeline import BroadsheetError, verify
 
 SECONDS = 150
-"""A command that has not ended so long after it was last disturbed is hung."""
+"""A command that has not ended within these seconds after the last disturbance counts as hung."""
 
 _SECONDS_TO_LEAVE = 60
 _COMMANDS = 4
@@ -39,13 +43,13 @@ class Verdict(StrEnum):
     Attributes
     ----------
     IDENTICAL
-        The job has finished, with `--resume` where a run was killed or had stopped, byte for byte as undisturbed.
+        The job has finished, if need be with `--resume`, and every byte of its output is as without a disturbance.
     TOLD
         The job has not finished, and a message says why.
     WRONG
         Anything else.
     HUNG
-        A command or a process of it did not end.
+        A command or one of its processes did not end.
 
     """
 
@@ -59,26 +63,26 @@ BAD = (Verdict.WRONG, Verdict.HUNG)
 
 
 class Wrong(Exception):
-    """The verdict `WRONG`; the message says why."""
+    """Raised for the verdict `WRONG`; the message says why."""
 
     verdict = Verdict.WRONG
 
 
 class Hung(Exception):
-    """The verdict `HUNG`; the message says what did not end."""
+    """Raised for the verdict `HUNG`; the message says what did not end."""
 
     verdict = Verdict.HUNG
 
 
 @dataclass
 class Run:
-    """A command that is running, the leader of its own process group."""
+    """A command that was started as the leader of its own process group, and the file of its output."""
 
     process: subprocess.Popen[str]
     output: Path
 
     def workers(self) -> list[psutil.Process]:
-        """Its worker processes, those that Dask has started again among them."""
+        """Return the worker processes of the command, including those that Dask has started again."""
         try:
             children = psutil.Process(self.process.pid).children(recursive=True)
         except psutil.NoSuchProcess:
@@ -86,12 +90,13 @@ class Run:
         return [child for child in children if _is_worker(child)]
 
     def signal(self, number: int) -> None:
-        """Signal every process of it, as a terminal does."""
+        """Send a signal to all processes of the command, as a terminal does."""
         with suppress(ProcessLookupError):
             os.killpg(self.process.pid, number)
 
     @property
     def text(self) -> str:
+        """What the command has printed so far."""
         return self.output.read_text(errors="replace")
 
 
@@ -108,13 +113,13 @@ class Trial:
     out : Path
         The output folder.
     random : random.Random
-        Decides every choice.
+        The source of every random choice.
     workers : int
-        Workers of a job on this machine.
+        The number of workers of a job on this machine.
     environment : dict of str to str
-        Variables of the commands.
+        Environment variables of the commands.
     notes : list of str
-        What was done.
+        What happened so far, for the record.
     commands : list of Run
         The commands that were started so far.
 
@@ -130,13 +135,13 @@ class Trial:
     commands: list[Run] = field(default_factory=list)
 
     def slow(self, seconds: float) -> None:
-        """Make every chunk of the runs to come take longer, so that a job can be caught in the middle."""
+        """Delay every chunk of the following runs, so that the trial can disturb a job in the middle."""
         file = self.folder / "slow.py"
         file.write_text(slowed("read", seconds))
         self.environment["DASK_DISTRIBUTED__WORKER__PRELOAD"] = str(file)
 
     def start(self, *options: str, limit: Callable[[], None] | None = None, **env: str) -> Run:
-        """Start the job on this machine. `limit` is called in the new process, to limit its resources."""
+        """Start the job on this machine. The new process calls `limit`, to limit its resources."""
         workers = () if "--scheduler-file" in options else ("--workers", str(self.workers))
         return self.launch([*self.job.command, "-o", str(self.out), *workers, *options], limit, **env)
 
@@ -163,13 +168,14 @@ class Trial:
         self.notes.append(text)
 
     def committed(self) -> int:
+        """Return how many chunks are committed."""
         return len(list((self.out / "_entries").glob("[!.]*.json")))
 
     def wait_for_a_moment(self, run: Run) -> bool:
-        """Wait until a random number of chunks is committed, or until a random time has passed; False where the run
-        ended before.
+        """Wait for a random moment. Returns False if the run ends first.
 
-        Each decides half of the moments: by time, they are spread over start, planning and end as well.
+        For 60 % of the moments it waits until a random number of chunks is committed, and for the others until a random
+        time has passed. With times, the moments also fall into the start, the planning and the end of a run.
         """
         if self.random.random() < 0.6:
             commits = self.random.randrange(CHUNKS)
@@ -180,7 +186,7 @@ class Trial:
         return self.wait_until(run, lambda: time.monotonic() >= end)
 
     def wait_until(self, run: Run, true: Callable[[], bool]) -> bool:
-        """Wait until something is true; False where the run has ended first. Raises Hung."""
+        """Wait until `true` returns True. Returns False if the run ends first. Raises Hung."""
         deadline = time.monotonic() + SECONDS
         while not true():
             if run.process.poll() is not None:
@@ -194,12 +200,15 @@ class Trial:
         time.sleep(self.random.uniform(low, high))
 
     def code(self, run: Run) -> int:
-        """The exit code of a run, once it has ended with all its processes. Raises Hung, Wrong."""
+        """Wait until a run and all its processes have ended, and return the exit code.
+
+        Raises Hung if they do not end, and Wrong for a traceback, an unknown exit code, or one without a message.
+        """
         try:
             code = run.process.wait(SECONDS)
         except subprocess.TimeoutExpired:
             raise Hung(f"running {SECONDS} s after it was disturbed: {run.text[-400:]!r}") from None
-        if code >= 0:  # workers of a client that was killed may live, and write, for a moment more
+        if code >= 0:  # workers of a killed client may live, and write, a moment longer
             self.wait_for_its_processes(run)
         if "Traceback" in run.text:
             raise Wrong(f"a traceback: {run.text[-1500:]!r}")
@@ -210,7 +219,7 @@ class Trial:
         return code
 
     def wait_for_its_processes(self, run: Run) -> None:
-        """Wait until no process is left of a command that has ended. Raises Hung."""
+        """Wait until all processes of a command that has ended are gone. Raises Hung."""
         deadline = time.monotonic() + _SECONDS_TO_LEAVE
         while left := _group(run.process.pid):
             if time.monotonic() > deadline:
@@ -218,7 +227,7 @@ class Trial:
             time.sleep(0.02)
 
     def settle(self, run: Run) -> Verdict:
-        """Resume the job until it is finished; its output must be that of the undisturbed job. Raises Hung, Wrong."""
+        """Resume the job until it has finished, and compare its output with the undisturbed one. Raises Hung, Wrong."""
         self.finish(run, lambda: self.start("--resume"))
         self.check_identical(self.job.folder / "out", self.out)
         return Verdict.IDENTICAL
@@ -236,7 +245,10 @@ class Trial:
             resumed += 1
 
     def finish_killed(self, command: list[str], again: str) -> None:
-        """Run a command, which is killed within its first seconds, and once more with an option. Raises Hung, Wrong."""
+        """Run a command, kill it within two seconds, and run it with an option until it finishes. Raises Hung, Wrong.
+
+        again: the option of the runs after the first.
+        """
         run = self.launch(command)
         end = time.monotonic() + self.random.uniform(0, 2)
         if self.wait_until(run, lambda: time.monotonic() >= end):
@@ -244,7 +256,7 @@ class Trial:
         self.finish(run, lambda: self.launch([*command, again]))
 
     def check_identical(self, expected: Path, out: Path) -> None:
-        """Compare the output with that of the undisturbed job. Raises Wrong."""
+        """Compare two outputs, and verify the second. Raises Wrong if they differ or `verify` fails."""
         here, there = contents(out), contents(expected)
         unlike = sorted(name for name in here.keys() | there.keys() if here.get(name) != there.get(name))
         if unlike:
@@ -255,7 +267,7 @@ class Trial:
             raise Wrong(f"verify: {error}") from error
 
     def told(self, run: Run) -> Verdict:
-        """The verdict on a run that must not finish. Raises Hung, Wrong."""
+        """Return the verdict on a run that must end with a message instead of finishing. Raises Hung, Wrong."""
         code = self.code(run)
         if code <= 0:
             raise Wrong(f"exit code {code}, although it could not be finished: {run.text[-400:]!r}")
@@ -263,7 +275,7 @@ class Trial:
         return Verdict.TOLD
 
     def clean(self, remove: bool) -> None:
-        """End what is still running, and remove the folder if asked to."""
+        """Kill all processes that still run, and remove the folder if `remove` is true."""
         for run in self.commands:
             run.signal(signal.SIGCONT)
             run.signal(signal.SIGKILL)
@@ -273,38 +285,40 @@ class Trial:
 
 
 Kind = Callable[[Trial], Verdict]
-"""Something that can happen to a job; its docstring says what."""
+"""A disturbance of a job. Its docstring, which is part of the results, says what happens."""
 
 
 def run_trial(
     kind: Kind, number: int, seed: int, jobs: Sequence[Job], folder: Path, most_workers: int = 3
 ) -> dict[str, Any]:
-    """Run a trial in a folder of its own: its verdict, what happened in it, and how long it took.
+    """Run a trial in a folder of its own. Returns its record: the verdict, what happened, and the seconds.
 
-    All choices follow from `seed` and `number`. The folder stays where the verdict is wrong or hung.
+    `seed` and `number` determine all choices. The folder remains if the verdict is wrong or hung.
 
     Parameters
     ----------
     kind : callable
-        What happens to the job.
+        The disturbance.
     number : int
-        The trial's.
+        The number of the trial.
     seed : int
         The seed of all trials.
     jobs : sequence of Job
-        Those of which the trial chooses one.
+        The jobs of which the trial chooses one.
     folder : Path
-        Where the trial's folder is made.
+        The folder in which the trial's folder is made.
     most_workers : int
         The largest number of workers.
 
     """
+    # Choose the job, the number of workers and the delay of each chunk.
     draw = random.Random(f"{seed} {number}")
     place = folder / f"trial-{number}"
     place.mkdir()
     trial = Trial(draw.choice(jobs), place, place / "out", draw, workers=draw.randint(1, most_workers))
     trial.job.copy_input(place)
     trial.slow(draw.choice([0, 0.05, 0.3]))
+    # Run the trial, and describe it.
     began, why = time.perf_counter(), ""
     try:
         verdict = kind(trial)
@@ -333,7 +347,7 @@ def _is_worker(process: psutil.Process) -> bool:
 
 
 def _group(number: int) -> list[str]:
-    """The names of the living processes of a process group."""
+    """Return the names of the processes of a process group that are still alive."""
     names = []
     for process in psutil.process_iter(["name", "status"]):
         with suppress(ProcessLookupError, psutil.NoSuchProcess):
@@ -343,4 +357,5 @@ def _group(number: int) -> list[str]:
 
 
 def _says_why(text: str) -> bool:
+    """Whether the output of a command says why it has not finished."""
     return re.search(r"^(broadsheet: |chunks set aside |files  )", text, re.MULTILINE) is not None

@@ -1,16 +1,16 @@
-"""Read files of lines that were changed at random by both ways, on the host and on the device, and compare the rows.
+"""Read files of randomly changed lines in both ways, on the host and on the device, and compare the rows.
 
     python -m benchmarks.fuzz_records --jsonl-lines 10_000_000 --csv-records 2_000_000 --seconds 400 --seed 1 \
         --output fuzz.json
     python -m benchmarks.fuzz_records --device cpu --jsonl-lines 20_000 --csv-records 10_000  # no GPU is needed
     python -m benchmarks.fuzz_records --seed 1 --only 17                                      # one trial again
 
-The files are JSON Lines, CSV, TSV and plain text. In most of them, most lines are as people have them, so that the
-device reads the blocks they are in. What is compared are rows, texts, kept values, labels, characters, row numbers, the
-quarantine with its byte offsets, reasons and heads, problems, notes, and the extent of each range. On the CPU the
-kernels are compiled by the C++ compiler, as in `tests/kernels`, and all else is the code that a GPU has.
+The files are JSON Lines, CSV, TSV and plain text. In most files, most lines are usual ones, so that the device reads
+their blocks. The comparison covers rows, texts, kept columns, labels, numbers of characters, row numbers, the
+quarantine with its byte offsets, reasons and heads, problems, notes, and the extent of each range. With `--device cpu`,
+the C++ compiler compiles the kernels for the CPU, as in `tests/kernels`; all other code is the same as with a GPU.
 
-The process exits with 1 where anything differs. The files of such a trial are kept.
+The process exits with 1 if anything differs. The files of such a trial are kept in the folder `--keep`.
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ from benchmarks.record import about, parser, write
 from broadsheet.pipeline.processes.threads import available_cores
 
 _SHOWN = 20
-"""Differences in the result; of the others there is the number."""
+"""The largest number of differences in the result, which also has the number of all differences."""
 
 
 def _total(outcomes: list[Outcome]) -> dict[str, int]:
-    """The sum of what was read."""
+    """Return the sums of the outcomes' counts, by the names of `Counts`."""
     every = [outcome.counts for outcome in outcomes if outcome.counts is not None]
     return {each.name: sum(getattr(counts, each.name) for counts in every) for each in fields(Counts)}
 
 
 def _run(options: argparse.Namespace, trials: list[Trial]) -> tuple[list[Outcome], list[str]]:
-    """The outcomes of the trials, and why others have none."""
+    """Run the trials in processes. Returns their outcomes, and the errors of trials without an outcome."""
     until = time.time() + options.seconds
     outcomes, failures = list[Outcome](), list[str]()
-    context = multiprocessing.get_context("spawn")  # a process that was forked cannot use a GPU that its parent uses
+    context = multiprocessing.get_context("spawn")  # a forked process cannot use the GPU of its parent
     with ProcessPoolExecutor(options.processes, context) as pool:
         pending: dict[Future[Outcome], Trial] = {}
         for trial in trials:
@@ -51,7 +51,7 @@ def _run(options: argparse.Namespace, trials: list[Trial]) -> tuple[list[Outcome
         for future in as_completed(pending):
             try:
                 outcome = future.result()
-            except Exception as error:  # the trial's own, or that of a process that has ended
+            except Exception as error:  # of the trial, or because its process has died
                 failures.append(f"trial {pending[future].number}: {type(error).__name__}: {error}")
                 print(failures[-1], file=sys.stderr, flush=True)
                 continue
@@ -62,6 +62,7 @@ def _run(options: argparse.Namespace, trials: list[Trial]) -> tuple[list[Outcome
 
 
 def main() -> None:
+    """Draw the trials, run them, and write what was read and what differs."""
     command = parser(__doc__)
     command.add_argument("--jsonl-lines", type=int, default=200_000)
     command.add_argument("--csv-records", type=int, default=50_000, help="of CSV, TSV and plain text together")
@@ -74,34 +75,36 @@ def main() -> None:
     )
     command.add_argument("--keep", type=Path, default=Path("fuzz_records"), help="folder of files that differ")
     options = command.parse_args()
+    # Draw and run the trials.
     most_lines = max(500, min(100_000, max(options.jsonl_lines, options.csv_records) // 8))
     trials = trials_of(options.seed, options.jsonl_lines, options.csv_records, most_lines)
     if options.only is not None:
         trials = [trial for trial in trials if trial.number == options.only]
     began = time.time()
     outcomes, failures = _run(options, trials)
+    # Describe the outcomes.
     differences = [found for outcome in outcomes for found in outcome.differences]
-    done = [outcome for outcome in outcomes if outcome.counts is not None]
+    finished = [outcome for outcome in outcomes if outcome.counts is not None]
     result = {
         "about": about(options, device=options.device),
         "seed": options.seed,
         "trials": len(trials),
-        "trials_done": len(done),
+        "trials_done": len(finished),
         "lines": {
-            suffix: sum(outcome.lines for outcome in done if outcome.trial.suffix == suffix)
+            suffix: sum(outcome.lines for outcome in finished if outcome.trial.suffix == suffix)
             for suffix in sorted({trial.suffix for trial in trials})
         },
-        "read": _total(done),
+        "read": _total(finished),
         "by_kind": {
-            f"{kind} {suffix}": _total([o for o in done if (o.trial.kind, o.trial.suffix) == (kind, suffix)])
+            f"{kind} {suffix}": _total([o for o in finished if (o.trial.kind, o.trial.suffix) == (kind, suffix)])
             for kind, suffix in sorted({(trial.kind, trial.suffix) for trial in trials})
         },
-        "not_readable": sorted({message for outcome in done for message in outcome.unread})[:_SHOWN],
+        "not_readable": sorted({message for outcome in finished for message in outcome.unread})[:_SHOWN],
         "failures": failures[:_SHOWN],
         "differences": len(differences),
         "first_differences": differences[:_SHOWN],
         "slowest_trials": [
-            {**asdict(o.trial), "seconds": round(o.seconds, 2)} for o in sorted(done, key=lambda o: -o.seconds)[:5]
+            {**asdict(o.trial), "seconds": round(o.seconds, 2)} for o in sorted(finished, key=lambda o: -o.seconds)[:5]
         ],
         "seconds": round(time.time() - began, 1),
     }

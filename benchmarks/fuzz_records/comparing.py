@@ -1,4 +1,4 @@
-"""Whether two readings of a range are the same in all that is known of it, and the first thing that differs if not."""
+"""Compares two readings of a range in everything that a reader returns, and finds the first difference."""
 
 from __future__ import annotations
 
@@ -15,27 +15,27 @@ from broadsheet.pipeline.source.read.read import Skipped
 from broadsheet.pipeline.source.rows.chunk import Chunk, OffHost, RowsByName
 
 Item = Chunk | Skipped | RangeEnd | Exception
-"""What is read of a range, in order, or raised at its end."""
+"""Something that a reader returns for a range, in order, or the error that it raises at the end."""
 
 _SHOWN = 300
 
 _MANY_NAMES = 1000
-"""Fewer labels and keys are all counted in each block."""
+"""Each block counts all labels and keys if there are fewer than these."""
 
 _COUNTED = ("not_copied", "unknown_labels")
 
 
 class Difference(NamedTuple):
-    """What differs.
+    """A difference between the two ways of reading.
 
     Attributes
     ----------
     what : str
-        What it is, such as a column.
+        The thing that differs, such as a column.
     row : int or None
-        The number of the row in its file, where it is of one.
+        The number of the row in its file, or None if the difference is not about one row.
     host, device : str
-        What the two ways have read.
+        What each way has read.
 
     """
 
@@ -46,48 +46,53 @@ class Difference(NamedTuple):
 
 
 def difference(by_host: list[Item], by_device: list[Item]) -> Difference | None:
-    """The first thing that differs; None where all is the same.
+    """Return the first difference between two readings of a range, or None if they are the same.
 
-    Of labels and keys whose rows are counted, a block gives the commonest, and the two ways have other blocks: so these
-    are compared where a range has so few of them that no block can have more.
+    A block counts rows only for its commonest labels and keys, and the two ways cut a range into different blocks. So
+    these counts are compared only if a range has so few labels or keys that each block counts all of them.
     """
     counted = [name for name in _COUNTED if _are_few(name, [*by_host, *by_device])]
     for one, other in zip(by_host, by_device, strict=False):
         if isinstance(one, Chunk) and isinstance(other, Chunk):
             if found := next(_in_chunks(one, other, counted), None):
                 return found
-        elif _told(one) != _told(other):
-            return Difference("item", None, _told(one), _told(other))
+        elif _described(one) != _described(other):
+            return Difference("item", None, _described(one), _described(other))
     if len(by_host) != len(by_device):
-        counts = (f"{len(items)} items, the last of them {_told(items[-1])}" for items in (by_host, by_device))
+        counts = (f"{len(items)} items, the last of them {_described(items[-1])}" for items in (by_host, by_device))
         return Difference("number of chunks", None, *counts)
     return None
 
 
-def _told(item: Item) -> str:
+def _described(item: Item) -> str:
+    """Describe an item in one line, with everything that must be the same except the content of a chunk."""
     if isinstance(item, Chunk):
         return f"chunk {item.name} with {len(item)} rows"
     if isinstance(item, RangeEnd):
-        item = replace(item, read_by={})  # who has read the records is what differs
+        item = replace(item, read_by={})  # the two ways differ in who reads the records
     return f"{type(item).__name__}: {item}" if isinstance(item, Exception) else repr(item)
 
 
 def _are_few(name: str, items: list[Item]) -> bool:
+    """Whether the chunks have so few labels or keys that each block counts all of them."""
     return len({key for item in items if isinstance(item, Chunk) for key in getattr(item, name)}) < _MANY_NAMES
 
 
 def _in_chunks(one: Chunk, other: Chunk, counted: list[str]) -> Iterator[Difference]:
-    """What differs in two chunks. counted: which of `_COUNTED` are compared."""
+    """Yield the differences between two chunks. counted: the fields of `_COUNTED` to compare."""
+    # Compare what each chunk has once, and find rows that only one of them has.
     for name in ("name", "sources", "problems"):
         yield from _in_values(name, getattr(one, name), getattr(other, name))
     numbers = (chunk.rows.column("row").to_numpy() for chunk in (one, other))
     for row in np.setxor1d(*numbers).tolist():
         yield Difference("a row that one way alone reads", row, _of_row(one, row), _of_row(other, row))
+    # Compare the tables.
     yield from _in_tables("rows", one.rows, other.rows)
     yield from _in_tables("quarantine", one.quarantine, other.quarantine)
     yield from _in_values("whether bad rows have kept columns", one.bad is None, other.bad is None)
     if one.bad is not None and other.bad is not None:
         yield from _in_tables("kept columns of bad rows", one.bad, other.bad)
+    # Compare the columns outside the tables, and the counts.
     rows = one.rows.column("row")
     yield from _in_columns("text", _on_host(one.text), _on_host(other.text), rows)
     yield from _in_values("names of prepared texts", list(one.prepared), list(other.prepared))
@@ -100,7 +105,7 @@ def _in_chunks(one: Chunk, other: Chunk, counted: list[str]) -> Iterator[Differe
 
 
 def _of_row(chunk: Chunk, row: int) -> str:
-    """The text of a row, or why it has none."""
+    """Return the text of a row, or its entries in the quarantine if it has no text."""
     place = pc.index(chunk.rows.column("row"), row).as_py()
     if place >= 0:
         return _shown(_on_host(chunk.text)[place].as_py())
@@ -130,7 +135,7 @@ def _in_tables(what: str, one: pa.Table, other: pa.Table) -> Iterator[Difference
 
 
 def _in_columns(what: str, one: Any, other: Any, rows: Any) -> Iterator[Difference]:
-    """What differs in two columns. rows: the number of each row, where it is known."""
+    """Yield the differences between two columns. rows: the number of each row in its file, or None."""
     if one.equals(other):
         return
     yield from _in_values(f"number of rows, {what}", len(one), len(other))

@@ -1,4 +1,4 @@
-"""Records of CSV and lines of plain text as people have them, and such as were changed at random."""
+"""Random records of CSV and lines of plain text: usual ones, and ones with random changes."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ _WORDS = [0, 1, 3, 5, 8, 13, 21, 40, 150]
 
 
 class Dialect(NamedTuple):
-    """How a file is written.
+    """The characters and columns of a CSV file.
 
     Attributes
     ----------
     delimiter, quote : str
-        Its characters; no quote is empty.
+        The delimiter and the quote character. The quote is "" for a file without quotes.
     columns : tuple of str
-        The names in its first line: those of `COLUMNS` and more, or that of the text alone.
+        The names in the first line: those of `COLUMNS` and more, or only that of the text.
 
     """
 
@@ -32,11 +32,12 @@ class Dialect(NamedTuple):
 
     @property
     def marks(self) -> tuple[bytes, bytes]:
+        """The delimiter and the quote as bytes."""
         return self.delimiter.encode(), self.quote.encode()
 
 
 def _fields(chance: random.Random, dialect: Dialect) -> list[str]:
-    """The values of a record, of which some need quotes."""
+    """Draw the values of a record. Some of them need quotes."""
     fields = [str(chance.randrange(10**9)), drawn_text(chance, chance.choice(_WORDS))]
     fields += [chance.choice(["a", "b", "b", "c d", "é"]), drawn_text(chance, chance.choice([0, 0, 2]))]
     if chance.random() < 0.25 and dialect.quote:
@@ -53,7 +54,7 @@ def _insert(chance: random.Random, fields: list[str], what: str) -> None:
 
 
 def _written(chance: random.Random, fields: list[str], dialect: Dialect, quoted: float = 0.3) -> bytes:
-    """A record. quoted: how likely a field is that needs no quotes."""
+    """Write a record. quoted: the probability that a field that needs no quotes gets them."""
     delimiter, quote, _ = dialect
 
     def field(value: str) -> str:
@@ -65,6 +66,7 @@ def _written(chance: random.Random, fields: list[str], dialect: Dialect, quoted:
 
 
 def usual_record(chance: random.Random, dialect: Dialect) -> bytes:
+    """Draw a usual record."""
     return _written(chance, _fields(chance, dialect), dialect)
 
 
@@ -72,27 +74,28 @@ _Change = Callable[[random.Random, Dialect], bytes]
 
 
 def _with_other_count(chance: random.Random, dialect: Dialect) -> bytes:
-    """A record of one line with a field more or less. Of one of several lines, the host takes a quote for open."""
+    """Draw a record with another number of fields. It has one line, since the host takes a quote in others for open."""
     fields = [value.replace("\n", "").replace("\r", "") for value in _fields(chance, dialect)]
     count = chance.choice([1, 2, 3, 5, 6, 40])
     return _written(chance, (fields * 40)[:count], dialect)
 
 
 def _with_odd_bytes(chance: random.Random, dialect: Dialect) -> bytes:
-    """A record with bytes that are no characters, or are odd ones."""
+    """Draw a record with bytes that are no UTF-8, or with odd characters."""
     fields = _fields(chance, dialect)
     _insert(chance, fields, chance.choice([*INVALID_UTF8, *_ODD]).decode("utf-8", "surrogateescape"))
     return _written(chance, fields, dialect)
 
 
 def _blank(chance: random.Random, dialect: Dialect) -> bytes:
+    """Draw a line that is blank, or has only empty fields."""
     delimiter, quote = dialect.marks
     none = [b"", b" ", b"\r", b"\t", delimiter * 3, b"\x00", b"\xef\xbb\xbf", b" " + delimiter * 3]
     return chance.choice([*none, quote * 2, quote * 2 + delimiter * 3])
 
 
 def _with_spaces(chance: random.Random, dialect: Dialect) -> bytes:
-    """Spaces beside delimiters, which are parts of fields."""
+    """Draw a record with spaces beside delimiters. They are part of the fields."""
     without_quotes = dialect._replace(quote="")
     space = chance.choice([" {}", "{} ", "{}\r", "\t{}", "{}\r\r"])
     record = _written(chance, _fields(chance, without_quotes), without_quotes)
@@ -105,12 +108,15 @@ _HARMLESS: list[_Change] = [_with_other_count, _with_odd_bytes, _with_odd_bytes,
 
 
 def changed_record(chance: random.Random, dialect: Dialect) -> bytes:
-    """A record that says nothing of those after it: all of its quotes are where they may be."""
+    """Draw a changed record that does not affect the following ones, since all of its quotes are in valid places."""
     return chance.choice(_HARMLESS)(chance, dialect)
 
 
 def record_with_odd_quotes(chance: random.Random, dialect: Dialect) -> bytes:
-    """A record with a quote more or less, cut off, or with other bytes: what follows may be within quotes."""
+    """Draw a record with an additional or a missing quote, cut off, or with other bytes.
+
+    The following records may then be within quotes.
+    """
     record, mark = usual_record(chance, dialect), dialect.marks[1] or b'"'
     kind = chance.random()
     if kind < 0.3:
@@ -118,6 +124,7 @@ def record_with_odd_quotes(chance: random.Random, dialect: Dialect) -> bytes:
     if kind < 0.4:
         return record[: chance.randrange(len(record) + 1)]
     places = [i for i in range(len(record)) if record[i : i + 1] == mark]
+    # Add something beside a quote, or remove or add quotes.
     if places and kind < 0.8:
         at = chance.choice(places) + chance.randrange(2)
         beside = [b" ", b"\r", b"\r\r", b"\n", b"\r\n", b"a", b"\\", b"\0", b"\xff", mark, 2 * mark, dialect.marks[0]]
@@ -130,10 +137,12 @@ def record_with_odd_quotes(chance: random.Random, dialect: Dialect) -> bytes:
 
 
 def usual_text(chance: random.Random) -> bytes:
+    """Draw a usual line of plain text."""
     return drawn_text(chance, chance.choice(_WORDS)).encode()
 
 
 def changed_text(chance: random.Random) -> bytes:
+    """Draw a line of plain text with odd characters or other bytes in it."""
     text = chance.choice([usual_text(chance), b"", b" ", b"\t \x0b"])
     for _ in range(chance.choice([1, 1, 2, 9])):
         at = chance.choice([0, len(text), chance.randrange(len(text) + 1)])

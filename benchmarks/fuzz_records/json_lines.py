@@ -1,4 +1,4 @@
-"""Lines of JSON as people have them, and lines that were changed at random in ways that readers get wrong."""
+"""Random lines of JSON: usual ones, and ones with random changes that readers may get wrong."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Callable
 from benchmarks.fuzz_records.texts import INVALID_UTF8, drawn_text, with_bytes_changed
 
 Members = list[tuple[bytes, bytes]]
-"""The keys and values of an object as they are written, keys with their quotes."""
+"""The keys and values of an object as they stand in the file, keys with their quotes."""
 
 _KEYS = (
     b'"text"', b'"id"', b'"label"', b'"meta"', b'"meta.source.name"', b'"Text"', b'""', b'"te\\u0078t"',
@@ -55,7 +55,7 @@ _INSERTED = (
 )  # fmt: skip
 
 _UNITS = (b"\\ud834", b"\\uD834", b"\\udd1e", b"\\uDD1E", b"\\udd1e", b"\\ud834\\udd1e", b"\\u0041", b"\\n", b"\\\\")
-"""Escapes, of which many are halves of a surrogate pair."""
+"""Escapes. Many of them are halves of a surrogate pair."""
 
 _SPACES = (
     b" ", b"  ", b"\t", b"\r", b" \t\r ", b"\x0b", b"\x0c", b"\xc2\xa0", b"\xe3\x80\x80", b"\x00", b"\xef\xbb\xbf",
@@ -71,12 +71,13 @@ _WHOLE = (
 
 
 def _object(chance: random.Random) -> Members:
-    """The members of an object as people have them."""
+    """Draw the members of a usual object."""
     is_ascii = chance.random() < 0.5
 
     def written(value: object) -> bytes:
         return json.dumps(value, ensure_ascii=is_ascii).encode()
 
+    # Draw the nested object, the usual members, and some others.
     source = {"name": drawn_text(chance, 3), "n": chance.randrange(10**6)}
     meta = {"source": source, "tags": [drawn_text(chance, 1) for _ in range(chance.randrange(3))]}
     meta["body"] = drawn_text(chance, chance.choice([0, 2, 9]))
@@ -94,19 +95,19 @@ def _object(chance: random.Random) -> Members:
 
 
 def _place(chance: random.Random, members: Members) -> int:
-    """A member, often that of the text."""
+    """Draw the index of a member, often that of the text."""
     texts = [i for i, (key, _) in enumerate(members) if key == b'"text"']
     return chance.choice(texts) if texts and chance.random() < 0.4 else chance.randrange(len(members))
 
 
 def _with_value(chance: random.Random, members: Members) -> None:
-    """Another value for a key."""
+    """Give a key another value."""
     i = _place(chance, members)
     members[i] = members[i][0], chance.choice(chance.choice([_NUMBERS, _WORDS, _VALUES]))
 
 
 def _with_key(chance: random.Random, members: Members) -> None:
-    """One key more, or another one for a value. It may be there twice then."""
+    """Add a member, or give a value another key. The object may then have a key twice."""
     i = _place(chance, members)
     if chance.random() < 0.3:
         members[i] = chance.choice(_KEYS), members[i][1]
@@ -119,12 +120,12 @@ def _with_key(chance: random.Random, members: Members) -> None:
 
 
 def _without(chance: random.Random, members: Members) -> None:
-    """A key less."""
+    """Remove a member."""
     del members[chance.randrange(len(members))]
 
 
 def _nested(chance: random.Random, members: Members) -> None:
-    """A value deep within arrays or objects."""
+    """Add a value that is nested deep within arrays or objects."""
     i, depth = chance.randrange(len(members)), chance.choice([1, 2, 7, 8, 9, 29, 30, 31, 32, 33, 40, 63, 64, 65])
     opening, closing = chance.choice([(b"[", b"]"), (b'{"a":', b"}"), (b'[{"text":', b"}]")])
     key = members[i][0] if chance.random() < 0.3 else b'"deep"'
@@ -132,7 +133,7 @@ def _nested(chance: random.Random, members: Members) -> None:
 
 
 def _with_inserted(chance: random.Random, members: Members) -> None:
-    """Something in the middle of a string."""
+    """Insert escapes and other bytes into a value."""
     i = _place(chance, members)
     key, value = members[i]
     drawn_from = chance.choice([_INSERTED, _INSERTED, _UNITS])
@@ -152,7 +153,7 @@ _OF_MEMBERS: list[Callable[[random.Random, Members], None]] = [
 
 
 def _written(chance: random.Random, members: Members, spaced: float) -> bytes:
-    """The object on a line; `spaced` is how likely there is an odd space at a place."""
+    """Write an object on a line. spaced: the probability of an odd space at each place for one."""
 
     def space(usual: bytes) -> bytes:
         return chance.choice(_SPACES[:5] if chance.random() < 0.9 else _SPACES) if chance.random() < spaced else usual
@@ -162,17 +163,19 @@ def _written(chance: random.Random, members: Members, spaced: float) -> bytes:
 
 
 def _cut(chance: random.Random, line: bytes) -> bytes:
+    """Remove the beginning, the end, or up to 8 bytes in the middle of a line."""
     at = chance.randrange(len(line) + 1)
     return chance.choice([line[:at], line[at:], line[:at] + line[at + chance.randrange(9) :]])
 
 
 def _doubled(chance: random.Random, line: bytes) -> bytes:
+    """Repeat up to 60 bytes of a line."""
     begin, end = sorted(chance.randrange(len(line) + 1) for _ in range(2))
     return line[:end] + line[begin : min(end, begin + 60)] + line[end:]
 
 
 def _swapped(chance: random.Random, line: bytes) -> bytes:
-    """Braces, brackets, commas and colons in place of one another."""
+    """Replace one or two braces, brackets, commas, colons or quotes by others, or remove them."""
     places = [i for i, byte in enumerate(line) if byte in b'{}[]:,"']
     for i in chance.sample(places, min(len(places), chance.choice([1, 1, 2]))):
         line = line[:i] + chance.choice([b"{", b"}", b"[", b"]", b":", b",", b'"', b""]) + line[i + 1 :]
@@ -180,12 +183,13 @@ def _swapped(chance: random.Random, line: bytes) -> bytes:
 
 
 def _surrounded(chance: random.Random, line: bytes) -> bytes:
-    """Something before the object, or after it."""
+    """Add something before or after the object."""
     other = chance.choice([*_SPACES, b",", b"}", b"]", b"{}", b"x", b'"', b"null", b"#", b"\xff"])
     return other + line if chance.random() < 0.4 else line + other
 
 
 def _whole(chance: random.Random, _: bytes) -> bytes:
+    """Replace the whole line."""
     return chance.choice(_WHOLE)
 
 
@@ -193,11 +197,12 @@ _OF_LINES = [_cut, _doubled, _swapped, _surrounded, _whole, with_bytes_changed, 
 
 
 def usual_line(chance: random.Random) -> bytes:
+    """Draw a usual line of JSON."""
     return _written(chance, _object(chance), chance.choice([0.0, 0.0, 0.0, 0.05]))
 
 
 def changed_line(chance: random.Random) -> bytes:
-    """A line that may be good all the same, such as one with odd escapes or spaces."""
+    """Draw a changed line. It may still be valid JSON, for example with odd escapes or spaces."""
     members = _object(chance)
     spaced = chance.choice([0.0, 0.0, 0.3])
     if chance.random() < 0.7:

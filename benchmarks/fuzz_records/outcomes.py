@@ -1,4 +1,4 @@
-"""What comes of a trial: its files are written, and read in every way by one process."""
+"""Runs a trial in one process: writes its files, reads them in all ways, and describes the outcome."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ from broadsheet.pipeline.source.plan.plan import Range
 
 
 class Outcome(NamedTuple):
-    """What came of a trial.
+    """The outcome of a trial.
 
     Attributes
     ----------
     trial : Trial
         The trial.
     counts : Counts or None
-        What was read; None where time was up before it began.
+        What was read; None if the time of the run was over before the trial began.
     lines : int
-        Line ends in its files.
+        The number of line ends in its files.
     differences : list of dict
-        What differs, and where.
+        The differences, with their places.
     unread : list of str
-        Why files could not be read at all in a way.
+        The messages of readings that could not begin.
     seconds : float
-        How long it took.
+        How long the trial took.
 
     """
 
@@ -47,25 +47,25 @@ class Outcome(NamedTuple):
 
 @cache
 def _both_ways(device: str) -> BothWays:
-    """What reads, in this process."""
+    """Return the readers of this process."""
     return BothWays(device)
 
 
-def tried(trial: Trial, seed: int, device: str, keep: Path, until: float) -> Outcome:
-    """Read the files of a trial in every way.
+def tried(trial: Trial, seed: int, device: str, folder: Path, until: float) -> Outcome:
+    """Write the files of a trial, and read them in all ways.
 
     Parameters
     ----------
     trial : Trial
         The trial.
     seed : int
-        Of the run.
+        The seed of the run.
     device : str
-        As of `BothWays`.
-    keep : Path
-        The folder in which files are kept that are read differently.
+        As in `BothWays`.
+    folder : Path
+        The folder for the files of trials with differences.
     until : float
-        The time, in seconds since 1970, from which on no trial begins.
+        The time, in seconds since 1970, after which no trial begins.
 
     """
     began = time.time()
@@ -73,6 +73,7 @@ def tried(trial: Trial, seed: int, device: str, keep: Path, until: float) -> Out
         return Outcome(trial, None, 0, [], [], 0.0)
     counts, differences, unread = Counts(), list[dict[str, Any]](), list[str]()
     with tempfile.TemporaryDirectory(prefix="fuzz-records-") as scratch:
+        # Write the files, and read them.
         paths, looks = files_of(trial, random.Random(f"{seed} {trial.number}"), Path(scratch))
         lines = sum(path.read_bytes().count(b"\n") for path in paths)
         for look in looks:
@@ -81,15 +82,16 @@ def tried(trial: Trial, seed: int, device: str, keep: Path, until: float) -> Out
                     differences.append(_placed(trial, look, part, found))
             except (SourceError, UsageError) as error:
                 unread.append(error.message)
+        # Keep the files if anything differs.
         if differences:
-            kept = keep / f"seed-{seed}-trial-{trial.number}"
-            shutil.copytree(scratch, kept, dirs_exist_ok=True)
-            (kept / "differences.txt").write_text("\n".join(map(str, differences)) + "\n")
+            copy = folder / f"seed-{seed}-trial-{trial.number}"
+            shutil.copytree(scratch, copy, dirs_exist_ok=True)
+            (copy / "differences.txt").write_text("\n".join(map(str, differences)) + "\n")
     return Outcome(trial, counts, lines, differences, unread, time.time() - began)
 
 
 def _placed(trial: Trial, look: Look, part: Range, found: Difference) -> dict[str, Any]:
-    """A difference, and where it is."""
+    """Return a difference as values for the record, with its place."""
     return {
         "trial": trial.number,
         "file": trial.suffix,

@@ -1,4 +1,4 @@
-"""Reads files by both ways: with the host's reader, and with blocks whose records the device finds."""
+"""Reads files in both ways: with the host's reader, and in blocks in which the device finds the records."""
 
 from __future__ import annotations
 
@@ -28,31 +28,31 @@ _SYMBOLS, _READS = 70, 1014
 
 @dataclass
 class Counts:
-    """What was read.
+    """How much was read, and by whom.
 
     Attributes
     ----------
     ranges : int
-        Ranges that were read both ways.
+        Ranges that were read in both ways.
     records : int
-        Records in these.
+        Records in these ranges.
     by_device : int
         Records that the device found, and whose values it read.
     alone : int
-        Records that the device found, and left to the host among others.
+        Single records that the device found, but left to the host.
     refused : int
         Records of blocks that the device left to the host, and those after them in their ranges.
     other : int
-        Records that no block held: those that are longer than a block, after these, at the end of a range, and of
+        Records outside blocks: those longer than a block and all after them, those at the end of a range, and those of
         files that only the host reads.
     blocks, refused_blocks : int
-        Blocks, and those that the device left to the host.
+        All blocks, and those that the device left to the host.
     bytes : int
         Bytes of the blocks.
     quarantined : int
-        Records that no row holds.
+        Records in the quarantine.
     failed : int
-        Ranges that neither way could read to the end.
+        Ranges that the host could not read to the end.
 
     """
 
@@ -71,14 +71,14 @@ class Counts:
 
 @dataclass
 class Blocks:
-    """What the device has read of a range.
+    """How much the device has read of a range.
 
     Attributes
     ----------
     rows : int
-        Records of the blocks that it has not left to the host.
+        Records of the blocks that it read.
     alone, blocks, refused_blocks, bytes : int
-        As of `Counts`.
+        As in `Counts`.
 
     """
 
@@ -91,7 +91,7 @@ class Blocks:
 
 @cache
 def _device_reader(device: str) -> type:
-    """What reads the blocks of a file: by the kernels on a GPU, or by the same compiled for the CPU."""
+    """Return the class that reads the blocks of a file, with the kernels on a GPU or compiled for the CPU."""
     if device == "cpu":
         sys.path[:0] = [fspath(ROOT / "tests" / "kernels" / "on_cpu"), fspath(ROOT / "tests" / "helpers")]
         from record_blocks_on_cpu import RecordBlocksOnCpu as RecordBlocks
@@ -99,7 +99,7 @@ def _device_reader(device: str) -> type:
         from broadsheet.pipeline.ingest.record_blocks import RecordBlocks
 
     class CountingBlocks(RecordBlocks):  # type: ignore[misc, valid-type]
-        """The same, counted."""
+        """`RecordBlocks`, which also counts what it reads."""
 
         def __init__(self, counts: Blocks, *given: Any) -> None:
             super().__init__(*given)
@@ -120,7 +120,7 @@ def _device_reader(device: str) -> type:
 
 
 class BothWays:
-    """Reads files by both ways, in one process.
+    """Reads files in both ways, in one process.
 
     Parameters
     ----------
@@ -135,22 +135,26 @@ class BothWays:
         self._readers: dict[int, tuple[Readers, Callable[[int], None]]] = {}
 
     def read(self, paths: Sequence[Path], look: Look, counts: Counts) -> Iterator[tuple[Range, Difference]]:
-        """The differences, one at most of each range. Raises UsageError where the files cannot be read at all.
+        """Read files in both ways, and yield the first difference of each range that has one.
+
+        Raises UsageError if the files cannot be read at all.
 
         Parameters
         ----------
         paths : sequence of Path
-            The files. Several are read as one range.
+            The files. Several files are read as one range.
         look : Look
-            How they are read.
+            How to read them.
         counts : Counts
-            What was read is added to these.
+            The counts, to which the method adds.
 
         """
+        # Plan the ranges.
         files = find_files([fspath(path) for path in paths], _SYMBOLS, _READS).found
         plan = plan_files(files, look.selection, look.chunk_rows)
         if not all(can_read(file.format, plan.selection) for file in plan.files):
             return
+        # Read each in both ways, and compare.
         start: Start | None = None
         for part in _ranges(plan, look):
             known = replace(part, start=start) if part.part and not look.is_guessed else part
@@ -163,7 +167,7 @@ class BothWays:
             start = _start_after(by_host, start)
 
     def by_device(self, part: Range, selection: Selection, look: Look, blocks: Blocks) -> Generator[Any, None, None]:
-        """Read a range in blocks: yields as `read_range` does. blocks: what was read is added to these."""
+        """Read a range in blocks, and yield what `read_range` yields. blocks: the counts, to which the method adds."""
         readers, lock = self._readers_of(look.slot_bytes)
 
         def opened(form: Format, path: str, selection: Selection) -> BlockReader:
@@ -173,7 +177,7 @@ class BothWays:
         return read_by_device(readers, opened, part, selection, look.chunk_rows, _never, [])
 
     def _readers_of(self, slot_bytes: int) -> tuple[Readers, Callable[[int], None]]:
-        """A process with blocks of such a size, and what page-locks one."""
+        """Return a reader process with blocks of this size, and the function that page-locks a block."""
         if slot_bytes not in self._readers:
             readers = Readers(1, 1, slot_bytes)
             self._readers[slot_bytes] = readers, self._lock_of(readers)
@@ -197,7 +201,7 @@ def _never(_: str) -> bool:
 
 
 def _ranges(plan: Plan, look: Look) -> list[Range]:
-    """The ranges to be read: all bytes of a file, or an equal share of it where each is of so many bytes."""
+    """Return the ranges to read: those of the plan, or equal shares of a file if the look has a number of bytes."""
     files = plan.files
     if len(files) > 1:
         return [Range(0, files, plan.first)]
@@ -212,15 +216,15 @@ def _ranges(plan: Plan, look: Look) -> list[Range]:
 
 
 def _items(read: Generator[Item, None, None]) -> Iterator[Item]:
-    """All that is read, and last what was raised, if anything was."""
+    """Yield all that a reader returns, and in the end the error, if it raises one."""
     try:
         yield from read
-    except Exception as error:  # any of them is to be the same in both ways
+    except Exception as error:  # both ways must raise the same
         yield error
 
 
 def _start_after(items: list[Item], start: Start | None) -> Start | None:
-    """Where the next range of the file starts; None where that is not known."""
+    """Return where the next range of the file starts, or None if that is unknown."""
     end = items[-1]
     if not isinstance(end, RangeEnd) or end.after is None:
         return None
@@ -228,7 +232,7 @@ def _start_after(items: list[Item], start: Start | None) -> Start | None:
 
 
 def _note(counts: Counts, by_host: list[Item], blocks: Blocks) -> None:
-    """Add what was read of a range."""
+    """Add the counts of a range."""
     chunks = [item for item in by_host if isinstance(item, Chunk)]
     records = sum(chunk.rows_read for chunk in chunks)
     others = max(0, records - blocks.rows)

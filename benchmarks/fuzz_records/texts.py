@@ -1,4 +1,4 @@
-"""Texts as people write them, in several scripts, and ways to damage bytes."""
+"""Random texts in several scripts, and bytes with which lines are damaged."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ INVALID_UTF8 = (
 )  # fmt: skip
 
 CHANGED = b"\"'\\{}[]:,;|\t \r\x00\x01\x0b\x1f\x7f\x80\xbf\xc3\xe2\xed\xa0\xf0\xff0-.eEun/+1"
-"""Bytes that are put in place of others. None of them ends a line."""
+"""Bytes that replace others. None of them ends a line."""
 
 
 def drawn_text(chance: random.Random, words: int) -> str:
-    """About so many words."""
+    """Draw a text of 0 to `words` words."""
     return " ".join(chance.choices(_WORDS, k=chance.randrange(words + 1))) if words else ""
 
 
 def with_bytes_changed(chance: random.Random, line: bytes) -> bytes:
-    """One to three bytes are others, are absent, or are there in addition."""
+    """Replace, remove or insert one to three bytes."""
     for _ in range(chance.randrange(1, 4)):
         at, other = chance.randrange(len(line) + 1), bytes([chance.choice(CHANGED)])
         line = (

@@ -1,4 +1,4 @@
-"""What is read: files of lines that were changed at random, and the ways in which each is read."""
+"""The trials: files of randomly changed lines, and the ways in which each file is read."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from broadsheet.pipeline.model.preparation import Preparation, Replace, Strip
 from broadsheet.pipeline.source.rows.chunk import Selection
 
 _POOL = 6_000
-"""Lines of each kind that the lines of a file are drawn from."""
+"""The number of distinct lines of each kind, usual and changed, from which a file's lines are drawn."""
 
 _FIRST = 120
-"""Usual lines before others, by which the columns are found, in nearly all files."""
+"""The number of usual lines at the beginning of a file, in which the reader finds the columns."""
 
 _CLASSES = ("a", "b", "c d")
 
@@ -66,15 +66,15 @@ class Look:
     Attributes
     ----------
     selection : Selection
-        The columns that are used.
+        The columns to read.
     slot_bytes : int
-        Bytes of a block of raw bytes at most.
+        The largest size of a block of raw bytes.
     chunk_rows : int
-        Rows in a chunk at most.
+        The largest number of rows in a chunk.
     range_bytes : int or None
-        Bytes of a range; None for ranges as a job has them.
+        The bytes of a range; None for the ranges that a job has.
     most_ranges : int
-        So many ranges are read at most.
+        The largest number of ranges to read.
     is_guessed : bool
         Whether each range guesses where its first record begins.
 
@@ -90,19 +90,19 @@ class Look:
 
 @dataclass(frozen=True)
 class Trial:
-    """Some files that are read both ways.
+    """One or more files that are read in both ways.
 
     Attributes
     ----------
     number : int
-        Its number. With the seed of the run, all that is by chance in it follows from that.
+        The number, which together with the seed of the run determines everything random in the trial.
     kind : str
         "wide" for many lines and wide ranges, "narrow" for few lines and many ranges, "several" for several files that
         are read as one range.
     suffix : str
-        The ending of the name of its file; of the first file where there are several.
+        The ending of the name of the first or only file.
     lines : int
-        Lines of each file.
+        The number of lines of each file.
 
     """
 
@@ -113,16 +113,16 @@ class Trial:
 
 
 def trials_of(seed: int, jsonl_lines: int, csv_records: int, most_lines: int) -> list[Trial]:
-    """The trials of a run, in the order in which they are tried.
+    """Return the trials of a run in their order.
 
     Parameters
     ----------
     seed : int
-        Decides the order.
+        The seed of the order.
     jsonl_lines, csv_records : int
-        Lines of JSON, and records of CSV, TSV and plain text, of the wide trials together.
+        The numbers of lines of JSON, and of records of CSV, TSV and plain text, in all wide trials together.
     most_lines : int
-        Lines of a wide trial at most.
+        The largest number of lines of a wide trial.
 
     """
     wide = [("wide", ".jsonl", min(most_lines, jsonl_lines - at)) for at in range(0, jsonl_lines, most_lines)]
@@ -141,6 +141,7 @@ def trials_of(seed: int, jsonl_lines: int, csv_records: int, most_lines: int) ->
 
 def files_of(trial: Trial, chance: random.Random, folder: Path) -> tuple[list[Path], list[Look]]:
     """Write the files of a trial, and draw the ways in which they are read."""
+    # Draw the share of changed lines, and the dialect.
     folder = folder / "place=here"
     folder.mkdir(parents=True)
     suffixes = [trial.suffix]
@@ -156,6 +157,7 @@ def files_of(trial: Trial, chance: random.Random, folder: Path) -> tuple[list[Pa
         dialect, options = chance.choice(_DIALECTS)
     if trial.kind != "several" and chance.random() < 0.2:
         dialect = dialect._replace(columns=chance.choice(_COLUMNS))
+    # Write the files, and draw the looks.
     paths = []
     for number, suffix in enumerate(suffixes):
         own = dialect if number == 0 else usual[suffix]
@@ -173,15 +175,15 @@ _SLOTS = {
     "narrow": [4 << 10, 8 << 10, 64 << 10],
     "several": [8 << 10, 64 << 10],
 }
-"""Bytes of a block."""
+"""The sizes of blocks in bytes, by the kind of the trial."""
 
 _RECORD_BYTES = {".jsonl": 280, ".csv": 110, ".tsv": 110, ".txt": 85}
 _LEFT_ALONE, _SHARE_LEFT_ALONE = 64, 0.01
-"""Up to so many records of a block, or such a share of them, are read by the host without the others."""
+"""The largest number and share of a block's records that the device leaves to the host while it reads the others."""
 
 
 def _share(chance: random.Random, suffix: str, slot_bytes: int) -> float:
-    """The share of lines that are changed: mostly so many that the device still reads blocks of such a size."""
+    """Draw the share of changed lines. With most shares, the device still reads blocks of this size."""
     records = slot_bytes / _RECORD_BYTES[suffix]
     allowed = max(_LEFT_ALONE, _SHARE_LEFT_ALONE * records) / records
     return min(0.6, allowed * chance.choice([0.1, 0.5, 0.5, 0.8, 2.0]))
@@ -210,7 +212,7 @@ _LINE_ENDS = [
     [b"\n", b"\n", b"\r\n"],
     [*[b"\n"] * 20, b"\r\r\n", b"\n\n", b"\r\n\r\n"],
 ]
-"""Of the lines of a file."""
+"""The choices of line ends, which are mixed in a file."""
 
 
 def _with_options(look: Look, options: Selection) -> Look:
@@ -219,9 +221,11 @@ def _with_options(look: Look, options: Selection) -> Look:
 
 
 def _looks(trial: Trial, chance: random.Random, slot_bytes: int, dialect: Dialect) -> list[Look]:
-    """The ways in which the files of a trial are read."""
+    """Draw the ways in which the files of a trial are read."""
+    # Find the selections that fit the columns.
     of_records = [one for one in _OF_RECORDS if {*one.columns} <= {*dialect.columns, "place"}]
     every = {".jsonl": _OF_JSON, ".txt": _OF_LINES}.get(trial.suffix, of_records)
+    # Draw a single look for wide ranges, two for several files, and many for narrow ranges.
     if trial.kind == "wide":
         rows = chance.choice([5_000, 40_000, 131_072])
         return [Look(chance.choice(every), slot_bytes, rows, chance.choice([None, 300_007, 300_007, 1 << 20]))]
@@ -243,22 +247,23 @@ def _looks(trial: Trial, chance: random.Random, slot_bytes: int, dialect: Dialec
 
 
 def _file(chance: random.Random, suffix: str, trial: Trial, share: float, dialect: Dialect) -> bytes:
-    """The bytes of a file.
+    """Draw the bytes of a file.
 
     Parameters
     ----------
     chance : Random
-        Decides all of it.
+        The source of all random choices.
     suffix : str
-        The ending of its name.
+        The ending of the file's name.
     trial : Trial
         The trial.
     share : float
-        The share of its lines that are changed.
+        The share of changed lines.
     dialect : Dialect
-        The characters of CSV.
+        The characters and columns of CSV.
 
     """
+    # Draw usual lines and changed ones, and choose the lines of the file from them.
     usual, changed, open_ended = _drawing(suffix, dialect)
     ends = chance.choice(_LINE_ENDS)
     size = min(_POOL, max(50, trial.lines // 3))
@@ -270,17 +275,19 @@ def _file(chance: random.Random, suffix: str, trial: Trial, share: float, dialec
     data = bytearray(drawn.buffers()[2])
     first = sum(len(pool[line]) for line in lines[:_FIRST])
     if open_ended is None or trial.kind != "wide":
-        # A fresh change of a byte in some lines. In CSV, any byte may put quotes out of place.
+        # Change a byte in some lines of the file. In CSV, any byte may put quotes out of place.
         is_rare = open_ended is not None and chance.random() < 0.5
         count = chance.randrange(3) if is_rare else int(trial.lines * share / 3)
         places = rng.integers(first, len(data), count) if first < len(data) else np.empty(0, np.int64)
         np.frombuffer(data, np.uint8)[places] = rng.choice(np.frombuffer(CHANGED + b"\n", np.uint8), count)
+    # Insert long lines, and records that affect those after them.
     others = [*_long_lines(chance, trial, usual, ends)]
     if open_ended is not None and chance.random() < (0.3 if trial.kind == "wide" else 0.7):
         others += [open_ended(chance) + b"\n" for _ in range(chance.choice([1, 2, 20, trial.lines // 40]))]
     for other in others:
         at = data.find(b"\n", chance.randrange(len(data))) + 1
         data[at:at] = other
+    # Add the header, and a last line that may lack its end.
     last = chance.choice([b"", b"", usual(chance), changed(chance), usual(chance)[:-3], b"\r", b" ", b"\n\n"])
     return _header(chance, suffix, dialect, ends) + bytes(data) + last
 
@@ -289,7 +296,7 @@ _Draw = Callable[[random.Random], bytes]
 
 
 def _drawing(suffix: str, dialect: Dialect) -> tuple[_Draw, _Draw, _Draw | None]:
-    """What draws a usual line, a changed one, and one that may concern those after it."""
+    """Return the functions that draw a usual line, a changed line, and a line that may affect those after it."""
     if suffix == ".jsonl":
         return json_lines.usual_line, json_lines.changed_line, None
     if suffix == ".txt":
@@ -300,7 +307,7 @@ def _drawing(suffix: str, dialect: Dialect) -> tuple[_Draw, _Draw, _Draw | None]
 
 
 def _long_lines(chance: random.Random, trial: Trial, usual: _Draw, ends: list[bytes]) -> list[bytes]:
-    """A few lines, most of which are longer than a block. From the first of these on the host reads all of a range."""
+    """Draw a few lines, most of them longer than a block. From the first such line on, the host reads the range."""
     if chance.random() > (0.15 if trial.kind == "wide" else 0.4):
         return []
     longs = []
@@ -312,6 +319,7 @@ def _long_lines(chance: random.Random, trial: Trial, usual: _Draw, ends: list[by
 
 
 def _header(chance: random.Random, suffix: str, dialect: Dialect, ends: list[bytes]) -> bytes:
+    """Draw what stands before the records: a byte order mark, blank lines, "sep=", and the names of the columns."""
     mark = chance.choice([b""] * 9 + [b"\xef\xbb\xbf"])
     blank = chance.choice([b""] * 9 + [b"\n", b"\r\n\n"])
     if suffix not in (".csv", ".tsv"):

@@ -1,7 +1,10 @@
-"""The ladder: what each thing that the product does is worth, measured by turning it off.
+"""The ladder: measures how much each optimisation of the product is worth, by turning it off.
 
     python -m benchmarks.ladder --articles-csv ag_news/test.csv
 
-Every slow variant is a real one that runs and gives the product's labels; they live here and are no options of the
-product. `switches` says what can be turned off and what was predicted, `network` and `engine` are the variants.
+Every slow variant really runs, and gives the product's labels. The variants are not options of the product.
+
+- switches: what can be turned off, and what was predicted
+- network, operations, engine: the variants
+- measure: runs a step
 """

@@ -3,8 +3,8 @@
     python -m benchmarks.ladder --articles-csv ag_news/test.csv
     python -m benchmarks.ladder --articles-csv ag_news/test.csv --articles 2048 --repeats 1 --output /tmp/ladder.json
 
-Everything is measured from text in host memory to labels there; what reading ahead is worth, benchmarks.corpora tells.
-The result is written after each step. A step that fails is recorded with its error.
+Everything is measured from text in host memory to labels there. `benchmarks.corpora` measures what reading ahead is
+worth. The result is written after each step. A step that fails is recorded with its error.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ ARTICLES, REPEATS = 262_144, 5
 
 
 def measure(options: argparse.Namespace) -> None:
+    """Compile all kernels, and measure each step."""
     began = time.perf_counter()
     import cupy as cp
     from cuda.bindings import nvrtc
@@ -27,6 +28,7 @@ def measure(options: argparse.Namespace) -> None:
     from benchmarks.ladder.switches import steps
     from broadsheet.pipeline.kernels.catalog import choose_generation
 
+    # List the steps for this GPU, and compile their kernels.
     digits = cp.cuda.Device().compute_capability
     best, _ = choose_generation("auto", "auto", (int(digits[:-1]), int(digits[-1])))
     planned = steps(best)
@@ -39,6 +41,7 @@ def measure(options: argparse.Namespace) -> None:
     }
     result["compile_seconds"] = compile_all(planned, options.model, f"sm_{digits}")
     print(f"kernels compiled in {result['compile_seconds']:.1f} s", flush=True)
+    # Measure them.
     bench = Bench(options.model, options.articles_csv, options.articles, options.repeats, best)
     for step in planned:
         record = bench.measure(step)

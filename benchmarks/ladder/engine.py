@@ -1,4 +1,4 @@
-"""The CUDA engine over a `LadderNetwork`, and articles that come as one-hot columns."""
+"""The CUDA engine with a `LadderNetwork`, and articles as one-hot columns."""
 
 from __future__ import annotations
 
@@ -26,16 +26,17 @@ _BUILT_AT_ONCE = 256
 
 @dataclass(frozen=True)
 class Columns(Articles):
-    """Articles with their one-hot columns, fp32 [N, symbols, length], which are what is sent."""
+    """Articles with their one-hot columns, fp32 [N, symbols, length], which the engine sends in place of the text."""
 
     columns: NDArray[np.float32] = field(kw_only=True)
 
     def part(self, first: int, last: int) -> Columns:
+        """Return the articles from index `first` up to `last`, without copying them."""
         return Columns(self.data, self.offsets[first : last + 1], columns=self.columns[first:last])
 
 
 def one_hot(articles: Articles, model: Model, page_locked: bool) -> Columns:
-    """The parent program's input, built on the host: 284 KB an article for 70 symbols and 1,014 characters."""
+    """Build the input of the parent program on the host: 284 KB per article for 70 symbols and 1,014 characters."""
     shape = (len(articles), len(model.alphabet), model.length)
     columns = cupyx.zeros_pinned(shape, np.float32) if page_locked else np.zeros(shape, np.float32)
     for first in range(0, len(articles), _BUILT_AT_ONCE):
@@ -47,7 +48,7 @@ def one_hot(articles: Articles, model: Model, page_locked: bool) -> Columns:
 
 
 class LadderEngine(CudaEngine):
-    """The product's engine as a setting says."""
+    """The product's engine, with what a setting turns off."""
 
     def __init__(self, model: Model, setting: Setting, batch: int, device: int = 0) -> None:
         super().__init__(model, setting.precision, setting.generation, batch=1, device=device)
@@ -60,11 +61,11 @@ class LadderEngine(CudaEngine):
             self._allocate(batch)
 
     def _is_small(self, texts: Texts) -> bool:
-        """False: there are no graphs here, since what is turned off is launched one by one."""
+        """Return False, so that there are no CUDA graphs: the replaced kernels are launched one by one."""
         return False
 
     def _start(self, slot: Slot, texts: Texts, batch: Batch, wanted: Wanted, keep: cp.ndarray | None) -> None:
-        """Send a batch on its way, of texts or of one-hot columns.
+        """Start a batch of texts or of one-hot columns.
 
         Parameters
         ----------
@@ -79,5 +80,5 @@ class LadderEngine(CudaEngine):
 
 
 def labels_of(engine: CudaEngine, articles: Articles, chunk: int) -> NDArray[np.int32]:
-    """Best labels, the articles handed to the engine `chunk` at a time."""
+    """Return the best label of each article. The engine gets `chunk` articles at a time."""
     return np.concatenate([engine.classify(part).labels[:, 0] for part in articles.chunks(chunk)])

@@ -1,4 +1,4 @@
-"""Running a step of the ladder: warm, several passes, and its labels beside the product's."""
+"""Runs a step of the ladder: several warm passes, whose labels are compared with the product's."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-import cuda.core  # noqa: F401  here, for threads that are the first to import it disturb each other
+import cuda.core  # noqa: F401  imported here, since first imports in several threads disturb each other
 import cupy as cp
 
 from benchmarks.articles import ag_news
@@ -22,16 +22,17 @@ from benchmarks.ladder.switches import Setting, Step
 from benchmarks.record import seconds_of
 from broadsheet.pipeline.engine.cuda import CudaEngine
 from broadsheet.pipeline.kernels.compile import compile_kernel
-from broadsheet.pipeline.model.charcnn import Model, load_model
+from broadsheet.pipeline.model.charcnn import Model
+from broadsheet.pipeline.model.loading import load_model
 
 LARGE_CHUNK, SMALL_CHUNK = 131_072, 512
-_LARGEST_BATCH = 8_448  # rows of a dense block 1 in tiles of simt: a grid has 65,535 of them at most
+_LARGEST_BATCH = 8_448  # with larger ones, a dense block 1 has more tiles of simt than a grid's 65,535
 _ONE_HOT_BATCH = 2_048
 _ARTICLES_ALONE, _ARTICLES_ONE_HOT, _ARTICLES_FP32 = 512, 8_192, 32_768
 
 
 class Bench:
-    """The articles, the product's labels of them, and every step.
+    """Measures the steps. It holds the articles and the product's labels.
 
     Parameters
     ----------
@@ -39,20 +40,20 @@ class Bench:
         The model.
     csv : Path
         A CSV file of AG News.
-    most : int
+    count : int
         How many articles a fast variant labels.
     repeats : int
-        Passes that are measured.
+        The number of measured passes.
     best : str
         The GPU's best kernel generation.
 
     """
 
-    def __init__(self, model: str, csv: Path, most: int, repeats: int, best: str) -> None:
+    def __init__(self, model: str, csv: Path, count: int, repeats: int, best: str) -> None:
         self._repeats = repeats
         self._whole = load_model(model)
         self.model = network_alone(model)
-        self.articles = ag_news(csv, most)
+        self.articles = ag_news(csv, count)
         self._columns: dict[bool, Columns] = {}
         engine = CudaEngine(self.model, kernels=best)
         self._full_batch = engine.batch
@@ -63,7 +64,7 @@ class Bench:
         release()
 
     def measure(self, step: Step) -> dict[str, Any]:
-        """A record of the step; with its error where it fails."""
+        """Measure a step, and return its record, with the error if it fails."""
         record: dict[str, Any] = {"kind": step.kind, "name": step.name, "setting": asdict(step.setting)}
         if step.predicted:
             unit = "factor" if step.kind == "alone" else "articles_per_second"
@@ -71,12 +72,14 @@ class Bench:
         record["parent"] = step.parent
         try:
             record |= self._from_memory(step)
-        except Exception as error:  # one that fails leaves the others' figures
+        except Exception as error:  # the other steps go on
             record["error"] = f"{type(error).__name__}: {error}"[:600]
         release()
         return record
 
     def _from_memory(self, step: Step) -> dict[str, Any]:
+        """Measure a step from articles in host memory, and compare its labels with the product's."""
+        # Choose the articles and the engine.
         setting, count = step.setting, self._count(step.setting)
         articles = (self.articles if setting.text else self._one_hot(setting.page_locked)).part(0, count)
         chunk = LARGE_CHUNK if setting.large_chunks else SMALL_CHUNK
@@ -88,6 +91,7 @@ class Bench:
             engine = CudaEngine(self.model, kernels=setting.generation)
         else:
             engine = LadderEngine(self.model, setting, self._batch(setting))
+        # Warm up, which gives the labels, and measure.
         with closing(engine):
             labels = labels_of(engine, articles, chunk)
             seconds = seconds_of(lambda: labels_of(engine, articles, chunk), self._repeats)
@@ -101,6 +105,7 @@ class Bench:
         }
 
     def _batch(self, setting: Setting) -> int:
+        """Return the number of articles in a batch."""
         if not setting.batches:
             return 1
         batch = self._full_batch if setting.reached else min(self._full_batch, _LARGEST_BATCH)
@@ -109,7 +114,7 @@ class Bench:
         return batch if setting.large_chunks else min(batch, SMALL_CHUNK)
 
     def _count(self, setting: Setting) -> int:
-        """How many articles a step labels: a slow one has fewer."""
+        """Return how many articles a step labels. A slow step has fewer."""
         count = len(self.articles)
         if not setting.batches:
             return min(count, _ARTICLES_ALONE)
@@ -118,8 +123,9 @@ class Bench:
         return min(count, _ARTICLES_FP32) if setting.generation == "simt" else count
 
     def _one_hot(self, page_locked: bool) -> Columns:
-        """The one-hot columns, built once for each kind of memory and not timed: the parent program read them from a
-        file.
+        """Return the one-hot columns in one kind of memory. Building them is not timed.
+
+        The parent program read them from a file.
         """
         if page_locked not in self._columns:
             count = min(len(self.articles), _ARTICLES_ONE_HOT)
@@ -128,12 +134,12 @@ class Bench:
 
 
 def network_alone(name: str) -> Model:
-    """A model without a branch of n-grams: one-hot columns hold no text for it."""
+    """Load a model without its n-grams, since one-hot columns hold no text for them."""
     return replace(load_model(name), ngrams=None, cascade=None)
 
 
 def compile_all(steps: list[Step], name: str, architecture: str) -> float:
-    """Compile what all steps launch, on every core, so that no pass waits for it; the seconds it took."""
+    """Compile the kernels of all steps on all cores, so that no pass waits for them. Returns the seconds."""
     model = network_alone(name)
     wanted = set()
     for setting in {step.setting for step in steps}:
@@ -141,12 +147,12 @@ def compile_all(steps: list[Step], name: str, architecture: str) -> float:
     began = time.perf_counter()
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         for compiled in [pool.submit(compile_kernel, *kernel) for kernel in sorted(wanted)]:
-            compiled.exception()  # the step that needs it will say so
+            compiled.exception()  # the step that needs the kernel reports its error
     return time.perf_counter() - began
 
 
 def release() -> None:
-    """Give back the memory of closed engines."""
+    """Free the memory of closed engines."""
     gc.collect()
     cp.get_default_memory_pool().free_all_blocks()
     cp.get_default_pinned_memory_pool().free_all_blocks()

@@ -1,4 +1,4 @@
-"""The product's network with things turned off: its own order of launches, with other operations and other buffers."""
+"""The product's network with parts turned off: the same order of launches, with other operations and buffers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from broadsheet.pipeline.model.reference import Weights
 
 
 def needed(setting: Setting, layers: tuple[Layer, ...], frame: Frame, architecture: str) -> set[tuple[str, str, str]]:
-    """Every (file, instance, target) that a variant launches, to be compiled ahead."""
+    """Return the (file, instance, target) of every kernel that a variant launches, to compile them beforehand."""
     generation, precision = setting.generation, setting.precision
     launched: list[Kernel] = [*network_kernels(generation, precision, architecture, layers, frame)]
     stored = STORAGE[generation][precision]
@@ -33,13 +33,15 @@ def needed(setting: Setting, layers: tuple[Layer, ...], frame: Frame, architectu
 
 
 class LadderNetwork(Network):
-    """`Network` as a setting says; with nothing turned off it is the product's own, but for graphs: what is turned off
-    is launched one by one.
+    """`Network`, with what a setting turns off.
+
+    With nothing turned off, it differs from the product only in that it has no CUDA graphs, since the replaced kernels
+    are launched one by one.
 
     Parameters
     ----------
     setting : Setting
-        What is turned off.
+        The variant.
     weights, integers, alphabet, length, device
         As `Network` takes them.
 
@@ -59,9 +61,10 @@ class LadderNetwork(Network):
         self.ops = SlowOperations(**vars(self.ops), setting=setting, block1=block1, no_bias=no_bias)
         if not setting.streams:
             self._in = self._out = self.compute
-        device.synchronize()  # these copies ran on another stream than the kernels will
+        device.synchronize()  # these copies run on another stream than the kernels
 
     def _dense_block1(self, weights: Weights) -> DenseBlock1:
+        """Return the weights of block 1 as a product, padded to `DENSE_CHANNELS` inputs."""
         kernel, _, outputs = weights.table.shape
         wide = np.zeros((kernel, DENSE_CHANNELS, outputs), np.float32)
         wide[:, : self._symbols] = weights.table[:, : self._symbols]
@@ -70,6 +73,7 @@ class LadderNetwork(Network):
         return DenseBlock1(weight, self._weights.bias[self.layers[0].name], self._length, self._symbols)
 
     def allocate(self, batch: int) -> None:
+        """Allocate buffers for batches of this size, with the kinds of memory that the setting asks for."""
         super().allocate(batch)
         self._columns: list[cp.ndarray] = []
         for slot in self.slots:
@@ -80,7 +84,7 @@ class LadderNetwork(Network):
                 self._columns.append(cp.empty((batch, self._symbols, self._length), np.float32))
 
     def start_columns(self, slot: Slot, columns: NDArray[np.float32], wanted: Wanted) -> None:
-        """Send a batch on its way that is one-hot, fp32 [N, symbols, length], straight from where it lies."""
+        """Start a batch of one-hot columns, fp32 [N, symbols, length], without a copy to the staging memory."""
         count = len(columns)
         there = self._columns[self.slots.index(slot)][:count]
         slot.input["count"][:] = count

@@ -1,4 +1,4 @@
-"""The product's operations with things turned off, and the kernels of this folder that take their place."""
+"""The product's operations with parts turned off, and the kernels of this folder that replace them."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from broadsheet.pipeline.model.layers import NORM_EPSILON, Frame, Layer
 
 FOLDER = Path(__file__).resolve().parent
 DENSE_CHANNELS = 128
-"""Channels of the one-hot input of a dense block 1: the products take whole slabs of channels."""
+"""The number of channels of the one-hot input of a dense block 1, since products read whole slabs of channels."""
 
 _THREADS = WARPS * WARP
-_VECTOR = 8  # values that a thread takes at a time
+_VECTOR = 8  # values that a thread processes at a time
 
 
 @cache
 def kernels(stored: Storage, channels: int = 256, pool: int = 3) -> dict[str, Kernel]:
-    """Every kernel of this folder by name, for fp32 or 16 bits. `compile_kernel` takes a whole path as well."""
+    """Return the kernels of this folder by name, for fp32 or 16 bits. `compile_kernel` accepts their absolute paths."""
     element = stored.norms.name
     sources = {
         "bias": ("elementwise.cu", f"add_bias<{element}, {_THREADS}>"),
@@ -45,12 +45,12 @@ def kernels(stored: Storage, channels: int = 256, pool: int = 3) -> dict[str, Ke
 
 
 def plain(layer: Layer) -> Layer:
-    """The same product without norm, ReLU and pool, in tiles of its own."""
+    """Return a layer without norm, ReLU and pool, whose other name gives it tiles of its own."""
     return replace(layer, name=f"{layer.name} plain", norm=None, pool=1, relu=False)
 
 
 def dense(first: Layer) -> Layer:
-    """Block 1 as a product like the others, its input filled up to whole slabs of channels."""
+    """Return block 1 as a product like the others, with its input padded to whole slabs of channels."""
     return replace(first, name="conv1 dense", inputs=DENSE_CHANNELS, is_lookup=False)
 
 
@@ -61,13 +61,13 @@ class DenseBlock1:
     Attributes
     ----------
     weight : CuPy array
-        The weight, of DENSE_CHANNELS inputs, in the order that the product reads.
+        The weight, with DENSE_CHANNELS inputs, in the order in which the product reads it.
     bias : CuPy array, float32 [outputs]
         The bias.
     length : int
-        Characters of the input.
+        The number of characters of the input.
     symbols : int
-        Symbols of the alphabet.
+        The number of symbols of the alphabet.
 
     """
 
@@ -79,19 +79,19 @@ class DenseBlock1:
 
 @dataclass(frozen=True)
 class SlowOperations(Operations):
-    """`Operations` as a setting says.
+    """`Operations`, with what a setting turns off.
 
-    Without the product's kernels the whole frame is computed, [N, rows, channels]: each article has as many rows as in
-    the layer's input, of which the last ones, whose taps reach into the next article, are never read.
+    Without the product's kernels, the operations compute the whole frame, [N, rows, channels]. Each article has as many
+    rows as in the layer's input. The taps of the last rows reach into the next article; nothing reads these rows.
 
     Attributes
     ----------
     setting : Setting
-        What is turned off.
+        The variant.
     block1 : DenseBlock1 or None
-        Block 1, where it is no look-up.
+        Block 1 if it is a product, or None if it is a look-up.
     no_bias : CuPy array, float32
-        Zeros, as many as the widest layer has outputs.
+        As many zeros as the widest layer has outputs.
 
     """
 
@@ -104,7 +104,7 @@ class SlowOperations(Operations):
         statistics: cp.ndarray, text_end: cp.ndarray, packing: Packing, out: cp.ndarray,
         steps_in_one: float = 1.0, saturated: cp.ndarray | None = None,
     ) -> None:  # fmt: skip
-        """Block 1, as a look-up or as a product, with its norm, ReLU and pool.
+        """Compute block 1, as a look-up or as a product, with its norm, ReLU and pool.
 
         Parameters
         ----------
@@ -134,7 +134,7 @@ class SlowOperations(Operations):
         self, rows: cp.ndarray, layer: Layer, weight: cp.ndarray, bias: cp.ndarray, packing: Packing,
         constant: cp.ndarray | None, out: cp.ndarray, saturated: cp.ndarray | None = None,
     ) -> None:  # fmt: skip
-        """A convolution; where nothing is fused, bias, ReLU and pool are kernels of their own.
+        """Compute a convolution. Without fusion, bias, ReLU and pool are kernels of their own.
 
         Parameters
         ----------
@@ -162,7 +162,7 @@ class SlowOperations(Operations):
     def norm_relu_pool(
         self, rows: cp.ndarray, layer: Layer, norm: DeviceNorm, packing: Packing, constant: cp.ndarray, out: cp.ndarray
     ) -> None:
-        """The norm, ReLU and pool after a convolution; where nothing is fused, each is a kernel of its own.
+        """Compute the norm, ReLU and pool after a convolution. Without fusion, each is a kernel of its own.
 
         Parameters
         ----------
@@ -184,7 +184,7 @@ class SlowOperations(Operations):
     def linear(
         self, x: cp.ndarray, layer: Layer, weight: cp.ndarray, bias: cp.ndarray, packing: Packing, out: cp.ndarray
     ) -> None:
-        """A linear layer; where nothing is fused, bias and ReLU are kernels of their own.
+        """Compute a linear layer. Without fusion, bias and ReLU are kernels of their own.
 
         Parameters
         ----------
@@ -201,7 +201,7 @@ class SlowOperations(Operations):
         self._each("ReLU", written)
 
     def columns_to_ids(self, columns: cp.ndarray, out: cp.ndarray) -> None:
-        """Write columns, fp32 [N, symbols, length], as ids to out, uint8 [N, pitch]."""
+        """Convert one-hot columns, fp32 [N, symbols, length], to ids in `out`, uint8 [N, pitch]."""
         count, symbols, length = columns.shape
         pitch = out.shape[1]
         arguments = (columns, np.int32(symbols), np.int32(length), np.int32(pitch), out)
@@ -210,7 +210,7 @@ class SlowOperations(Operations):
     def _plain_product(
         self, rows: cp.ndarray, layer: Layer, weight: cp.ndarray, bias: cp.ndarray, packing: Packing, out: cp.ndarray
     ) -> None:
-        """A convolution without ReLU and pool, with a row of the output for each of the input.
+        """Compute a convolution without ReLU and pool. The output has as many rows as the input.
 
         Parameters
         ----------
@@ -227,7 +227,7 @@ class SlowOperations(Operations):
         super().conv1d(rows, plain(layer), weight, bias, all_rows, None, out)
 
     def _each(self, name: str, values: cp.ndarray, *more: object) -> None:
-        """Add the bias, [channels], or apply ReLU, in place."""
+        """Run a kernel on each value in place: add the bias, [channels], or apply ReLU."""
         bias, sizes = more[:1], more[1:]
         vectors = values.size // _VECTOR
         self._run(name, (-(-vectors // _THREADS),), values, *bias, np.int64(vectors), *sizes)
@@ -257,8 +257,9 @@ class SlowOperations(Operations):
         self._run("one-hot", (-(-vectors // _THREADS),), ids, *sizes, np.int64(vectors), out)
 
     def _turn_around(self, buffer: cp.ndarray, shape: tuple[int, int, int]) -> None:
-        """Store rows channels-first between two layers, as a framework of that layout does: there, and back for our
-        kernels, which read channels-last.
+        """Transpose rows to channels-first, as a framework with that layout stores them between two layers, and back.
+
+        Our kernels read channels-last.
         """
         if not self.setting.channels_last:
             count, pitch, channels = shape
@@ -272,5 +273,5 @@ class SlowOperations(Operations):
 
 
 def _rows(buffer: cp.ndarray, shape: tuple[int, ...]) -> cp.ndarray:
-    """The beginning of a buffer that has room for more."""
+    """Return the beginning of a larger buffer in a given shape."""
     return buffer.reshape(-1)[: int(np.prod(shape))].reshape(shape)

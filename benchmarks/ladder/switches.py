@@ -1,7 +1,7 @@
-"""What can be turned off, in which order it is turned on, and what was predicted before anything was measured.
+"""What can be turned off, the order in which it is turned on, and what was predicted before the measurements.
 
-The parent program documents 29 measured steps. Here about a dozen switches take their place, each of which can
-really be turned off. Predictions are for an NVIDIA H200; a prediction that misses stays as it is.
+The parent program documents 29 measured steps. About a dozen switches replace them here, each of which can really be
+turned off. Predictions are for an NVIDIA H200. A wrong prediction is not corrected.
 """
 
 from __future__ import annotations
@@ -18,28 +18,28 @@ class Setting:
     Attributes
     ----------
     batches : bool
-        Launch full batches, else one article at a time.
+        Whether to launch full batches, or one article at a time.
     text : bool
-        Send text to the GPU, else one-hot fp32.
+        Whether to send text to the GPU, or one-hot fp32.
     channels_last : bool
-        Keep activations channels-last, else turn them to channels-first and back around each layer.
+        Whether activations stay channels-last, or are transposed to channels-first and back after each layer.
     fused : bool
-        Compute bias, ReLU and pool within the products.
+        Whether the products compute bias, ReLU and pool, or kernels of their own.
     table : bool
-        Look block 1 up, else multiply.
+        Whether block 1 is a look-up, or a product.
     generation : str
         The kernel generation.
     reached : bool
-        Compute only rows that a text reaches, else all rows of the frame, as always where `channels_last`, `fused` or
-        `table` is turned off.
+        Whether to compute only rows that a text reaches, or all rows of the frame. Without `channels_last`, `fused` or
+        `table`, all rows are always computed.
     large_chunks : bool
-        Label 131,072 articles in a call of the engine, else 512.
+        Whether a call of the engine labels 131,072 articles, or 512.
     page_locked : bool
-        Page-lock the staging memory.
+        Whether the staging memory is page-locked.
     streams : bool
-        Use three streams, else one for copies and kernels.
+        Whether there are three streams, or one for copies and kernels.
     eight_bits : bool
-        Compute blocks 2 to 6 in int8, which a user has to ask for.
+        Whether to compute blocks 2 to 6 in int8, which a user has to ask for.
 
     """
 
@@ -57,23 +57,27 @@ class Setting:
 
     @property
     def has_product_kernels(self) -> bool:
-        """Whether it launches the product's kernels only."""
+        """Whether the variant launches only the product's kernels."""
         return self.text and self.channels_last and self.fused and self.table
 
     @property
     def precision(self) -> str:
+        """The precision of the variant's engine."""
         return "fp32" if self.generation == "simt" else "int8" if self.eight_bits else "fp16"
 
 
 PRODUCT = Setting()
 NOTHING = Setting(False, False, False, False, False, "simt", False, False, False, False)
 _WHOLE = ("channels_last", "fused", "table")
-"""Fields without which every row of the frame is computed."""
+"""The fields without which all rows of the frame are computed."""
 
 
 @dataclass(frozen=True)
 class Predicted:
-    """A prediction: `value` is how many times slower the product gets, or the articles a second on this rung."""
+    """A prediction, with its reason.
+
+    `value` is the factor by which the product gets slower, or the articles per second on a rung.
+    """
 
     value: float
     reason: str
@@ -86,19 +90,19 @@ class Switch:
     Attributes
     ----------
     name : str
-        What it is.
+        The name.
     without : str
-        What there is where it is turned off.
+        The name of what replaces it when it is turned off.
     field : str
-        Its field of a setting.
+        Its field of `Setting`.
     alone : Predicted
-        For the product with only this turned off.
+        The prediction for the product with only this turned off.
     rung : Predicted
-        For the ladder once this is turned on.
+        The prediction for the ladder after this is turned on.
     values : tuple
         The values of the field, turned off and on.
     parent : str or None
-        The parent program's figure for the same thing, where one is on record.
+        The parent program's figure for the same thing, if one is known.
 
     """
 
@@ -111,10 +115,12 @@ class Switch:
     parent: str | None = None
 
     def off(self, setting: Setting) -> Setting:
+        """Return a setting with this turned off."""
         whole = {"reached": False} if self.field in _WHOLE else {}
         return replace(setting, **{self.field: self.values[0], **whole})
 
     def on(self, setting: Setting) -> Setting:
+        """Return a setting with this turned on."""
         return replace(setting, **{self.field: self.values[1]})
 
 
@@ -170,7 +176,10 @@ WITH_NGRAMS = (
     ("the network where it is needed", "uncertain",
      Predicted(12_000_000, "a sixth of the network's 258 ns, and the n-grams, the copies and the launches as before")),
 )  # fmt: skip
-"""The last rungs, of the whole shipped model. The others have its network alone, as one-hot columns hold no text."""
+"""The last rungs, with the whole shipped model.
+
+The other rungs have only its network, since one-hot columns hold no text for n-grams.
+"""
 
 
 @dataclass(frozen=True)
@@ -182,15 +191,15 @@ class Step:
     kind : str
         "product", "alone" or "cumulative".
     name : str
-        What is measured.
+        The name in the results.
     setting : Setting
         The variant.
     predicted : Predicted or None
-        The prediction, of the form that the kind has.
+        The prediction: a factor for "alone", articles per second for "cumulative".
     parent : str or None
-        The parent program's figure, where one is on record.
+        The parent program's figure, if one is known.
     network : str or None
-        About which texts the network of the shipped model is asked, beside its n-grams; None for the network alone.
+        The texts that the network of the whole shipped model scores, as in `Model.asking`; None for the network alone.
 
     """
 
@@ -203,7 +212,7 @@ class Step:
 
 
 def steps(best: str) -> list[Step]:
-    """Every step in the order of measuring, for a GPU whose best kernel generation is `best`."""
+    """Return the steps in the order of measuring, for a GPU whose best kernel generation is `best`."""
     usable = GENERATIONS[: GENERATIONS.index(best) + 1]
     product = replace(PRODUCT, generation=best)
     switches = [s for s in SWITCHES if s.on(product).generation in usable]

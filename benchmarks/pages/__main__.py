@@ -1,16 +1,17 @@
-"""Refresh the figures in the pages of docs/, and in README.md, from the recorded results.
+"""Refresh the figures in README.md and the pages of docs/ from the recorded results.
 
     python -m benchmarks.pages
     python -m benchmarks.pages --plots    # ladder.png and serving.png too
 
-You edit a page as it is. A figure in it stands between two comments. The first says how the figure is computed, in the
-syntax of Python's f-strings: in `<!--figure:{gpu.articles:,}-->262,144<!--end-->`, `gpu` is
-benchmarks/results/gpu.json. A name without braces stands for an expression in pages.toml, beside this file.
+You edit the text of a page in place. A figure stands between two comments. The first comment says how to compute it, in
+the syntax of Python's f-strings: in `<!--figure:{gpu.articles:,}-->262,144<!--end-->`, `gpu` is
+benchmarks/results/gpu.json. A name without braces stands for an expression in pages.toml, which is in this folder. The
+expressions may also call the functions of figures.py.
 
-A table has no mark. pages.toml says on which page it is and how it is computed; its head there finds it on the page. To
-add one, write its head and one more line beginning with `|` into the page, then run this.
+A table has no comments. pages.toml says on which page it is and how to compute it; the table is found by its head. To
+add a table, write its head and one more line that begins with `|` into the page, and run this command.
 
-A figure begins no line, for Markdown would end the paragraph there. What else the braces may use is in figures.py.
+Do not begin a line with a figure, since Markdown would end the paragraph there.
 """
 
 from __future__ import annotations
@@ -30,33 +31,33 @@ CONTENT = tomllib.loads(Path(__file__).with_name("pages.toml").read_text())
 
 
 class Record(dict[str, Any]):
-    """An object of a result, its fields as attributes."""
+    """An object of a result, whose fields are also attributes."""
 
     def __getattr__(self, name: str) -> Any:
         return self[name]
 
 
 def read_results(folder: Path) -> dict[str, Record]:
-    """All results, by the names of their files."""
+    """Read all results, by the names of their files."""
     return {file.stem: json.loads(file.read_text(), object_hook=Record) for file in sorted(folder.glob("*.json"))}
 
 
 def refreshed(page: str, text: str, results: dict[str, Record]) -> str:
-    """The text of a page with the figures and tables that the results give.
+    """Return the text of a page with figures and tables computed anew from the results.
 
     Parameters
     ----------
     page
         The page's path in the repository, such as `docs/accuracy.md`.
     text
-        What the page holds.
+        The content of the page.
     results
         All results, by the names of their files.
 
     Raises
     ------
     ValueError
-        The head of a table of this page is not on the page, or is there twice.
+        If the head of a table of this page is not on the page, or is there twice.
 
     """
     names = vars(figures) | results
@@ -72,12 +73,12 @@ def refreshed(page: str, text: str, results: dict[str, Record]) -> str:
 
 
 def formatted(text: str, names: dict[str, Any]) -> str:
-    """The text with the values of what stands in braces."""
+    """Return a text in which each expression in braces is replaced by its value."""
     return str(eval(f'f"""{text}"""', names))
 
 
 def with_table(text: str, table: dict[str, Any], names: dict[str, Any]) -> str:
-    """The text of a page with one table of pages.toml computed anew."""
+    """Return the text of a page with one table of pages.toml computed anew."""
     head = list(table["columns"]) if "columns" in table else table["head"]
     parts = re.split(rf"(?m)^{re.escape(line_of(head))}\n(?:\|.*\n)*", text)
     if len(parts) != 2:
@@ -93,11 +94,12 @@ def with_table(text: str, table: dict[str, Any], names: dict[str, Any]) -> str:
 
 
 def line_of(cells: list[str]) -> str:
-    """A line of a table in Markdown."""
+    """Return a line of a table in Markdown."""
     return f"| {' | '.join(cells)} |".replace("  |", " |")
 
 
 def main() -> None:
+    """Refresh all pages, and draw the plots if asked to."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--results", type=Path, default=RESULTS, help="folder of recorded results")
     parser.add_argument("--docs", type=Path, default=ROOT / "docs", help="folder of the pages, beside README.md")

@@ -1,4 +1,4 @@
-"""What the figures of the pages are computed with, where a result does not hold them as they are shown."""
+"""Functions for figures and tables of the pages that results do not have in the form in which pages show them."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from typing import Any, NamedTuple
 __all__ = ["mean", "median"]
 
 Result = Any
-"""A part of a recorded result, or the whole."""
+"""A recorded result, or a part of one."""
 
 _NAMES = {"python": "Python", "numpy": "NumPy", "cuda": "CUDA", "nvrtc": "NVRTC", "cupy": "CuPy", "torch": "PyTorch",
           "dask": "Dask"}  # fmt: skip
 
 
 def machine(about: Result, *names: str) -> str:
-    """GPUs, processor, versions of the named packages, commit and date, as far as they were recorded.
+    """Return GPUs, processor, versions of the named packages, commit and date, as far as the record has them.
 
-    Records of other times have one "gpu", and versions beside the rest.
+    Older records have a single "gpu", and no "versions" of their own but a field for each package.
     """
     known, gpus = about | about.get("versions", {}), [about.gpu] if "gpu" in about else about.get("gpus", [])
     said = [f"{gpus.count(name)} x {name}" if gpus.count(name) > 1 else name for name in dict.fromkeys(gpus)]
@@ -33,11 +33,12 @@ def machine(about: Result, *names: str) -> str:
 
 
 def listed(parts: Iterable[str], between: str = ", ") -> str:
+    """Join texts."""
     return between.join(parts)
 
 
 def one_cell(text: str) -> str:
-    """Text from elsewhere, such as an error's, without the characters that would end a cell."""
+    """Return a text, such as the message of an error, without characters that would end a cell of a table."""
     return " ".join(text.replace("|", "/").split())
 
 
@@ -45,32 +46,32 @@ def one_cell(text: str) -> str:
 
 
 def with_500_rows(peers: Result, way: str) -> str:
-    """Percent of AG News's test rows that a way labels right which has learned from 500 others."""
+    """Return the accuracy on AG News, in percent, of a way that was trained on 500 rows."""
     return mean_of([run for run in peers.runs if (run["set"], run.rows) == ("ag_news", 500) and way in run], way)
 
 
 def fine_tuned_on(fine_tuning: Result, rows: int) -> list[Result]:
-    """The runs on AG News in which `train --fine-tune` learned from so many rows."""
+    """Return the runs on AG News in which `train --fine-tune` was trained on this many rows."""
     return [run for run in fine_tuning.runs if (run["set"], run.rows, run.way) == ("ag_news", rows, "tuned")]
 
 
 def asking(network: Result, about: str) -> str:
-    """Million articles of AG News a second in fp16, with `--network about`."""
+    """Return the million articles of AG News per second in fp16, with `--network about`."""
     rate = next(row.articles_per_second for row in network.rows if row.network == about)
     return f"{rate / 1e6:.1f} million"
 
 
 LONG = "1,100 characters"
-"""The texts of the benchmark of asking that are cut across articles."""
+"""The name, in network.json, of the texts that fill the frame."""
 
 
 def row_of(network: Result, about: str, text: str = "AG News") -> Result:
-    """The measurement with `--network about`."""
+    """Return the measurement with `--network about`."""
     return next(row for row in network.rows if (row.network, row.text) == (about, text))
 
 
 def per_second(network: Result, about: str, text: str = "AG News") -> str:
-    """Texts a second with `--network about`, to two digits."""
+    """Return the texts per second with `--network about`, to two digits."""
     rate = row_of(network, about, text).articles_per_second
     return f"{round(rate, 1 - floor(log10(rate))):,.0f}"
 
@@ -79,7 +80,7 @@ def per_second(network: Result, about: str, text: str = "AG News") -> str:
 
 
 def interval(measured: Result) -> str:
-    """The 95 % confidence interval of an accuracy, in percent."""
+    """Return the 95 % confidence interval of an accuracy, in percent."""
     low, high = measured.accuracy_interval
     return f"{100 * low:.1f} to {100 * high:.1f} %"
 
@@ -88,7 +89,10 @@ def interval(measured: Result) -> str:
 
 
 def asked_about(shipped: Result) -> list[Result]:
-    """How good the shipped model is with its network asked about no rows, some shares, those by the margin, and all."""
+    """Return the rows of the table of how good the shipped model is, by the share of rows that its network scores.
+
+    These are no rows, some shares, the share by the margin, and all rows.
+    """
     networks = shipped.networks
     kind = type(networks)
     rows = [kind(of, asked=of.share, error=f"{of.calibration_error:.3f}") for of in networks.values()]
@@ -103,7 +107,7 @@ def asked_about(shipped: Result) -> list[Result]:
 
 
 def rate_of_ours(gpu: Result, peer: Result) -> float:
-    """Articles a second, end to end, of our own in a peer's frame and precision."""
+    """Return our articles per second, end to end, in the frame and precision of a peer."""
     precision = next((name for name in ("fp32", "int8") if name in peer.kind), "fp16")
     wanted = (peer.get("frame", "dense"), precision, "these")
     (row_of_ours,) = [row for row in gpu.both_frames if (row.frame, row.precision, row.texts) == wanted]
@@ -114,18 +118,19 @@ def rate_of_ours(gpu: Result, peer: Result) -> float:
 
 
 def steps(ladder: Result, kind: str) -> list[Result]:
-    """The steps of one kind: "product", "cumulative" or "alone"."""
+    """Return the steps of one kind: "product", "cumulative" or "alone"."""
     return [step for step in ladder.steps if step.kind == kind]
 
 
 def rate(step: Result) -> str:
-    """Articles a second, or why there is no figure."""
+    """Return the articles per second, or why there is no figure."""
     if "articles_per_second" in step:
         return f"**{step.articles_per_second:,.0f}**"
     return one_cell(f"skipped: {step.skipped}" if "skipped" in step else f"failed: {step.error}")
 
 
 def predicted(step: Result) -> str:
+    """Return the predicted articles per second, or the predicted factor."""
     if "articles_per_second" not in step:
         return ""
     factor = step.get("predicted_factor")
@@ -133,7 +138,7 @@ def predicted(step: Result) -> str:
 
 
 def gained(ladder: Result, step: Result) -> str:
-    """The gain over the rung before; none for a rung that begins with a file, or runs on more GPUs."""
+    """Return the gain over the rung before, or "" for a rung that cannot be compared with it."""
     rungs = steps(ladder, "cumulative")
     before = rungs[max(0, rungs.index(step) - 1)]
     is_comparable = step.name.startswith("+") and "articles_per_second" in step and "articles_per_second" in before
@@ -141,7 +146,7 @@ def gained(ladder: Result, step: Result) -> str:
 
 
 def lost(ladder: Result, step: Result) -> str:
-    """How many times slower than the product it is."""
+    """Return how many times slower than the product a step is."""
     (product,) = steps(ladder, "product")
     compared = step.get("of_articles_per_second", product.get("articles_per_second"))
     return f"{compared / step.articles_per_second:.2f} ×" if compared and "articles_per_second" in step else ""
@@ -151,7 +156,7 @@ def lost(ladder: Result, step: Result) -> str:
 
 
 def by_library(decompression: Result) -> list[list[Result]]:
-    """The rows of each library, with short texts and with long ones."""
+    """Return for each library its rows, with short texts and with long ones."""
     rows = defaultdict(list)
     for row in decompression.libraries:
         rows[row.compression, row.library].append(row)
@@ -162,7 +167,7 @@ KINDS_OF_STEPS = {"plain": "all rows", "packed": "rows of the text", "graphs": "
 
 
 def one_gpu(training: Result, run: Result) -> Result:
-    """The run with the same batch on one GPU."""
+    """Return the run with the same batch on one GPU."""
     return next(one for one in training.epochs if one.gpus == 1 and one.batch == run.batch)
 
 
@@ -172,7 +177,7 @@ WITH_ENCODER = "ours, vectors of an encoder too"
 
 
 def cases(accuracy: Result, trial: str) -> list[list[Result]]:
-    """The runs of a trial by rows and set, each with several seeds."""
+    """Return the runs of a trial for each number of rows and set, with one run for each seed."""
     by_case = defaultdict(list)
     for run in accuracy.runs:
         if run.trial == trial and {"ours", "words", "words or characters"} <= run.keys():
@@ -181,7 +186,7 @@ def cases(accuracy: Result, trial: str) -> list[list[Result]]:
 
 
 def sets_by_rows(accuracy: Result) -> list[tuple[int, list[list[Result]]]]:
-    """The plain runs, for each number of rows by set."""
+    """Return each number of rows with the runs without a trial, for each set."""
     by_rows = defaultdict(list)
     for runs in cases(accuracy, ""):
         by_rows[runs[0].rows].append(runs)
@@ -189,17 +194,18 @@ def sets_by_rows(accuracy: Result) -> list[tuple[int, list[list[Result]]]]:
 
 
 def mean_of(runs: list[Result], way: str) -> str:
+    """Return the mean accuracy of a way over runs."""
     return f"{mean(run[way] for run in runs):.1f}"
 
 
 def ahead(runs: list[Result], *of: str) -> float:
-    """Our lead over the better of some peers, or of both, by its mean over the seeds."""
+    """Return our lead over the best of some peers, as the mean over the seeds. By default, both of scikit-learn."""
     peers = of or ("words", "words or characters")
     return min(mean(run.ours - run[peer] for run in runs) for peer in peers)
 
 
 def beside(peers: Result) -> list[tuple[int, str, list[list[Result]]]]:
-    """For each number of rows, every peer of ours with word vectors, and the runs of each set that has it."""
+    """Return (rows, peer, runs) for each number of rows and peer, with the runs of each set that has the peer."""
     by_peer: dict[tuple[int, str], dict[str, list[Result]]] = defaultdict(lambda: defaultdict(list))
     for run in peers.runs:
         for peer in ("ours", "words", "words or characters", "fastText", "model2vec", "SetFit", "ours, taught"):
@@ -209,38 +215,38 @@ def beside(peers: Result) -> list[tuple[int, str, list[list[Result]]]]:
 
 
 def by_set(measured: Result) -> list[list[Result]]:
-    """The runs of each set, in the order of the sets' names."""
+    """Return the runs of each set, in the order of the sets' names."""
     runs = sorted(measured.runs, key=lambda run: str(run["set"]))
     return [list(group) for _, group in itertools.groupby(runs, key=lambda run: run["set"])]
 
 
 def vectors_right(vectors: Result) -> list[float]:
-    """The mean accuracy over the sets with wordllama's vectors, and with an encoder's too."""
+    """Return the mean accuracy over the sets with wordllama's vectors, and with those of an encoder added."""
     return [over_sets(by_set(vectors), way) for way in ("ours, vectors", WITH_ENCODER)]
 
 
 def vectors_seconds(vectors: Result) -> list[float]:
-    """The mean seconds of the same."""
+    """Return the mean seconds of the ways of `vectors_right`."""
     return [over_sets(by_set(vectors), f"{way}, s") for way in ("ours, vectors", WITH_ENCODER)]
 
 
 def with_encoder(vectors: Result, runs: list[Result]) -> str:
-    """The accuracy with an encoder's vectors too, on the set of these runs."""
+    """Return the accuracy with the vectors of an encoder added, on the set of these runs."""
     return mean_of([run for run in vectors.runs if run["set"] == runs[0]["set"]], WITH_ENCODER)
 
 
 def over_sets(sets: list[list[Result]], way: str) -> float:
-    """The mean over sets of the mean over seeds."""
+    """Return the mean over sets of the mean over seeds."""
     return mean(mean(run[way] for run in runs) for runs in sets)
 
 
 def leads(runs: list[Result], peer: str) -> float:
-    """The lead of ours with word vectors over a peer on one set, by the mean over its seeds."""
+    """Return the lead of ours with word vectors over a peer on one set, as the mean over its seeds."""
     return mean(run["ours, vectors"] - run[peer] for run in runs)
 
 
 class Tuned(NamedTuple):
-    """Two ways of fine-tuning on 500 rows of one set, in the draws of rows that both have learned.
+    """Two ways of fine-tuning on 500 rows of one set, in the draws of rows that both have.
 
     Attributes
     ----------
@@ -261,7 +267,7 @@ class Tuned(NamedTuple):
 
 
 def tuned_beside(fine_tuning: Result) -> dict[str, Tuned]:
-    """What fine-tuning here and SetFit reach, by the name of the set."""
+    """Return the figures of our fine-tuning and of SetFit, by the name of the set."""
     by_draw: dict[str, dict[int, dict[str, Result]]] = defaultdict(lambda: defaultdict(dict))
     for run in fine_tuning.runs:
         if run.rows == 500:
@@ -282,6 +288,7 @@ _TUNED = ("tuned", "SetFit")
 
 
 def by_kind(trials: list[Result]) -> list[list[Result]]:
+    """Return the trials of each kind."""
     of_kind = defaultdict(list)
     for trial in trials:
         of_kind[trial.kind].append(trial)
@@ -310,11 +317,11 @@ SUBJECTS = {
         "lose_an_engine", "lose_an_http_process", "kill_a_server", "end_a_server",
     ),
 }  # fmt: skip
-"""What the kinds of trials have in common, as reliability.md shows them."""
+"""The rows of the table of reliability.md, and the kinds of trials in each row."""
 
 
 def by_subject(trials: list[Result]) -> list[tuple[str, list[Result]]]:
-    """The trials of each subject; a kind without a subject is an error."""
+    """Return the trials of each subject. Raises KeyError for a kind without a subject."""
     subject_of = {kind: subject for subject, kinds in SUBJECTS.items() for kind in kinds}
     found: dict[str, list[Result]] = {subject: [] for subject in SUBJECTS}
     for trial in trials:
@@ -323,7 +330,7 @@ def by_subject(trials: list[Result]) -> list[tuple[str, list[Result]]]:
 
 
 def verdicts(trials: list[Result]) -> dict[str, int]:
-    """How many trials had each verdict."""
+    """Return how many trials had each verdict."""
     return {name: sum(trial.verdict == name for trial in trials) for name in ("identical", "told", "wrong", "hung")}
 
 
@@ -331,11 +338,12 @@ def verdicts(trials: list[Result]) -> dict[str, int]:
 
 
 def rounded(value: float, whole_from: float = 20) -> str:
+    """Return a number with one decimal, or without one from `whole_from` on."""
     return f"{value:,.0f}" if value >= whole_from or not value else f"{value:.1f}"
 
 
 def latency(row: Result, number: int) -> str:
-    """p50 and p99 at one of the shares of the highest rate, where there is one."""
+    """Return p50 and p99 at one of the shares of the highest rate, or a dash if there is no such rate."""
     if not row.below:
         return "–"
     return f"{rounded(row.below[number].p50_ms, 10)}, {rounded(row.below[number].p99_ms, 10)}"
@@ -345,20 +353,20 @@ def latency(row: Result, number: int) -> str:
 
 
 def gain(next_rows: Result, way: str) -> float:
-    """The points of accuracy that more rows add, as a mean over the sets."""
+    """Return the points of accuracy that more rows add, as the mean over the sets."""
     return over_sets(by_set(next_rows), way) - over_sets(by_set(next_rows), "before")
 
 
 def first_listed(run: Result) -> int:
-    """Twice as many rows as have a wrong label."""
+    """Return twice the number of rows with a wrong label."""
     return 2 * run.wrong
 
 
 def of_first(run: Result, way: str) -> int:
-    """How many wrong labels are among so many rows."""
+    """Return how many wrong labels are among the first `first_listed` rows."""
     return run[f"{way}, first {first_listed(run)}"]
 
 
 def median_first(runs: list[Result], way: str) -> str:
-    """The median of the same over the draws of a set."""
+    """Return the median of `of_first` over the draws of a set."""
     return f"{median(of_first(run, way) for run in runs):g}"

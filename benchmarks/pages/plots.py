@@ -1,4 +1,4 @@
-"""The pages' plots: the ladder, how many GPUs one scheduler keeps busy, and latency of servers against rate."""
+"""The plots of the pages: the ladder, and the latency of servers by rate."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from matplotlib.ticker import LogLocator, NullFormatter
 
 WIDTH = 9.0
 DOTS_AN_INCH = 200
-"""So 1,800 pixels wide, of which a page shows 900: text of 9 points is then 12 pixels high."""
+"""A plot is then 1,800 pixels wide. A page shows it with 900 pixels, so that text of 9 points is 12 pixels high."""
 
 _GREY = "#8a8f98"
 _MEASURED, _PRODUCT, _PREDICTED = "#4c78a8", "#2a9d5c", "#e45756"
@@ -23,13 +23,15 @@ _STYLE = {"font.size": 9, "axes.spines.top": False, "axes.spines.right": False, 
 
 
 def ladder(result: dict[str, Any], file: Path) -> None:
-    """Draw the rungs, and each thing turned off alone."""
+    """Draw the rungs above, and below them the product with one thing turned off."""
+    # Sort the steps.
     steps = [r for r in result["steps"] if "articles_per_second" in r]
     product = next(r["articles_per_second"] for r in steps if r["kind"] == "product")
     rungs = [r for r in steps if r["kind"] == "cumulative"]
     alone = sorted((r for r in steps if r["kind"] == "alone"), key=lambda r: r["articles_per_second"])
     alone.append(next(r for r in steps if r["kind"] == "product"))
     about = result["about"]
+    # Draw both parts, with the product as a line.
     with mpl.rc_context(_STYLE):
         figure = Figure(figsize=(WIDTH, 1.9 + 0.27 * (len(rungs) + len(alone))), layout="constrained")
         above, below = figure.subplots(2, 1, sharex=True, height_ratios=[len(rungs), len(alone)])
@@ -44,6 +46,7 @@ def ladder(result: dict[str, Any], file: Path) -> None:
 
 
 def _bars(axes: Axes, records: list[dict[str, Any]], title: str) -> None:
+    """Draw a bar with its rate for each step, and a mark for each prediction."""
     rates = [r["articles_per_second"] for r in records]
     colors = [_PRODUCT if r["kind"] == "product" else _MEASURED for r in records]
     places = list(range(len(records)))
@@ -67,7 +70,10 @@ def _bars(axes: Axes, records: list[dict[str, Any]], title: str) -> None:
 
 
 def _expected(record: dict[str, Any], beside: list[dict[str, Any]]) -> float | None:
-    """The predicted articles a second; for something turned off alone, from the product's measured rate."""
+    """Return the predicted articles per second, or None.
+
+    The prediction for something turned off is a factor, which applies to the product's measured rate.
+    """
     if "predicted_articles_per_second" in record:
         return float(record["predicted_articles_per_second"])
     if "predicted_factor" not in record:
@@ -77,7 +83,7 @@ def _expected(record: dict[str, Any], beside: list[dict[str, Any]]) -> float | N
 
 
 def serving(result: dict[str, Any], file: Path) -> None:
-    """The 99th percentile of each server's answers at each rate that was tried."""
+    """Draw the 99th percentile of the latency of each server, at each rate that was tried."""
     stacks = result["stacks"]
     sizes = list(dict.fromkeys(row["each"] for row in stacks))
     with mpl.rc_context(_STYLE):
@@ -99,7 +105,7 @@ def serving(result: dict[str, Any], file: Path) -> None:
 
 
 def _latency(axes: Axes, row: dict[str, Any], color: str) -> None:
-    """A point for each rate that was tried, hollow where a request was refused; a line through the medians."""
+    """Draw a point for each rate that was tried, hollow if a request got no answer, and a line through the medians."""
     runs = [[step for step in run["steps"] if step["answered"]] for run in row["rounds"]]
     for step in (step for run in runs for step in run):
         whole = not (step["refused"] or step["failed"] or step["not_sent"])

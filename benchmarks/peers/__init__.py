@@ -1,1 +1,1 @@
-"""What users would pick instead of our kernels, to be timed on the same GPU in the same run."""
+"""Peers: what users would use instead of our kernels, timed on the same GPU in the same run."""

@@ -1,6 +1,7 @@
-"""What this GPU itself can do, measured through PyTorch on random data: the figures to hold a kernel against.
+"""Ceilings: the rates that this GPU reaches with PyTorch, for comparison with those of a kernel.
 
-Random data, for zeros draw less power and so run at a higher clock. Each figure is a median of CUDA-event timings.
+The data is random, since zeros draw less power, and so run at a higher clock. Each figure is a median of timings by
+CUDA events.
 """
 
 from __future__ import annotations
@@ -22,11 +23,11 @@ NETWORK_SHAPES = {
     "blocks 3 to 6": (221_184, 256, 768),
     "fc1": (8_192, 1_024, 8_704),
 }
-"""(M, N, K) of the products that this network's blocks amount to."""
+"""(M, N, K) of the products that the blocks of this network compute."""
 
 
 def ceilings() -> dict[str, float | dict[str, float]]:
-    """All ceilings of the current device: TB/s, GB/s and TFLOP/s by name."""
+    """Measure all ceilings of the current device, by name, in TB/s, GB/s and TFLOP/s."""
     with _tf32(False):
         square = {
             "fp16": square_product(torch.float16),
@@ -44,14 +45,14 @@ def ceilings() -> dict[str, float | dict[str, float]]:
 
 
 def device_copy() -> float:
-    """TB/s of a copy within device memory, bytes read and bytes written both counted."""
+    """Measure a copy within device memory, in TB/s. Bytes read and bytes written both count."""
     source = _random_bytes(COPY_BYTES)
     target = torch.empty_like(source)
     return 2 * COPY_BYTES / _median_seconds(lambda: target.copy_(source)) / 1e12
 
 
 def host_to_device() -> float:
-    """GB/s of a copy from page-locked host memory."""
+    """Measure a copy from page-locked host memory, in GB/s."""
     target = _random_bytes(HOST_BYTES)
     source = torch.empty(HOST_BYTES, dtype=torch.uint8, pin_memory=True)
     source.copy_(target)
@@ -59,14 +60,14 @@ def host_to_device() -> float:
 
 
 def square_product(dtype: torch.dtype) -> float:
-    """TFLOP/s of an 8192³ product, its precision that of `dtype` (and of the TF32 setting)."""
+    """Measure a product of 8192³, in TFLOP/s. Its precision depends on `dtype` and on the setting of TF32."""
     a, b = (torch.randn(SQUARE, SQUARE, device="cuda", dtype=dtype) for _ in range(2))
     out = torch.empty_like(a)
     return 2 * SQUARE**3 / _median_seconds(lambda: torch.mm(a, b, out=out)) / 1e12
 
 
 def product(m: int, n: int, k: int) -> float:
-    """TFLOP/s of [m, k] by [k, n] in fp16, the better of the two ways to store the weights."""
+    """Measure a product of [m, k] and [k, n] in fp16, in TFLOP/s, with the faster of two layouts of the weights."""
     a = torch.randn(m, k, device="cuda", dtype=torch.float16)
     by_output = torch.randn(n, k, device="cuda", dtype=torch.float16)
     by_input = by_output.t().contiguous()
@@ -80,7 +81,7 @@ def _random_bytes(count: int) -> torch.Tensor:
 
 
 def _median_seconds(work: Callable[[], object], calls: int = 10) -> float:
-    """Seconds of one call: the median of ten timings of `calls` in a row, warm."""
+    """Return the seconds of one warm call: the median of ten timings of several calls in a row."""
 
     def several() -> None:
         for _ in range(calls):
@@ -92,6 +93,7 @@ def _median_seconds(work: Callable[[], object], calls: int = 10) -> float:
 
 @contextmanager
 def _tf32(allowed: bool) -> Iterator[None]:
+    """Allow or forbid TF32 in products within the block."""
     matmul = torch.backends.cuda.matmul
     before = matmul.allow_tf32
     matmul.allow_tf32 = allowed

@@ -1,11 +1,11 @@
-"""An encoder on the CPU beside onnxruntime, PyTorch and sentence-transformers, in one run with the same threads.
+"""Compare an encoder on the CPU with onnxruntime, PyTorch and sentence-transformers, in one run with the same threads.
 
     python -m benchmarks.peers.encoders --encoder DIR --articles-csv test.csv --output benchmarks/results/encoders.json
 
-From texts to their vectors: articles, and eight joined, of which each way reads as many tokens as the encoder does.
-onnxruntime and PyTorch take texts sorted by length, in batches of the best size, with tokens of `tokenizers`;
-sentence-transformers is called as its users do. Medians of warm runs in turns, in seconds, and in seconds of the
-process's CPU time, which the load of other programs changes less.
+It measures from texts to their vectors: on single articles, and on eight joined articles. Each way reads as many tokens
+as the encoder does. onnxruntime and PyTorch get texts sorted by length, in batches of the best size, with tokens of
+`tokenizers`; sentence-transformers is called as its users do. The figures are medians of warm runs in turns, in
+wall-clock seconds and in processor seconds, on which the load of other programs has less effect.
 """
 
 from __future__ import annotations
@@ -41,17 +41,19 @@ NAMES = ["input_ids", "attention_mask", "token_type_ids"]
 
 
 class TokenVectors(torch.nn.Sequential):
-    """What an exporter can trace: three tensors to one, [texts, tokens] to [texts, tokens, width]."""
+    """The network as the exporter can trace it: from three tensors [texts, tokens] to [texts, tokens, width]."""
 
     def forward(self, *given: torch.Tensor) -> torch.Tensor:
         return self[0](**dict(zip(NAMES, given, strict=True))).last_hidden_state  # type: ignore[no-any-return]
 
 
 def exported(network: TokenVectors, threads: int) -> Callable[..., Any]:
-    """The network by onnxruntime."""
+    """Export the network, and return a function that computes it with onnxruntime."""
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads
-    options.add_session_config_entry("session.intra_op.allow_spinning", "0")  # others have their turns in between
+    options.add_session_config_entry(
+        "session.intra_op.allow_spinning", "0"
+    )  # spinning threads would slow down the other ways' turns
     file, axes = io.BytesIO(), {name: {0: "texts", 1: "tokens"} for name in (*NAMES, "out")}
     given = (torch.ones(2, 8, dtype=torch.int64),) * len(NAMES)
     torch.onnx.export(network, given, file, input_names=NAMES, output_names=["out"], dynamic_axes=axes, dynamo=False)
@@ -60,7 +62,7 @@ def exported(network: TokenVectors, threads: int) -> Callable[..., Any]:
 
 
 def vectors(forward: Callable[..., Any], tokenizer: Tokenizer, batch: int, texts: list[str]) -> NDArray[np.float32]:
-    """Of N texts the means of their tokens' vectors, of length 1, [N, width]."""
+    """Return the vectors of N texts, [N, width]: the mean over the tokens, normalised to length 1."""
     ids, out = [one.ids for one in tokenizer.encode_batch(texts)], {}
     order = sorted(range(len(ids)), key=lambda text: len(ids[text]))
     for rows in (order[first : first + batch] for first in range(0, len(order), batch)):
@@ -74,7 +76,7 @@ def vectors(forward: Callable[..., Any], tokenizer: Tokenizer, batch: int, texts
 
 
 def measured(ways: dict[Any, Callable[[], object]], repeats: int) -> dict[Any, list[float]]:
-    """Of each way the medians of seconds and of CPU seconds, after a run that is not counted."""
+    """Return for each way the medians of seconds and of CPU seconds. A first run does not count."""
     turns: dict[Any, list[tuple[float, float]]] = {name: [] for name in ways}
     for _ in range(repeats + 1):
         for name, work in ways.items():
@@ -85,10 +87,12 @@ def measured(ways: dict[Any, Callable[[], object]], repeats: int) -> dict[Any, l
 
 
 def main() -> None:
+    """Load the encoder in each way, and measure all ways in turns."""
     command = parser(__doc__, articles=True)
     command.add_argument("--encoder", type=Path, required=True, help="folder, as sentence-transformers saves it")
     command.add_argument("--texts", type=int, default=512, help="articles")
     options = command.parse_args()
+    # Load the encoder in each way.
     threads, read = available_cores(), encoder_file.read(options.encoder, "it").encoder
     torch.set_num_threads(threads)
     read.weights["last"] = np.eye(read.outputs, 2, dtype=np.float32)  # type: ignore[index]
@@ -102,6 +106,7 @@ def main() -> None:
     tokenizer.enable_truncation(read.settings.most_tokens)
     network = TokenVectors(library[0].auto_model)
     forwards = {"onnxruntime": exported(network, threads), "PyTorch": network}
+    # Measure all ways on short and on long texts.
     short = [" ".join(row[1:]) for row in csv.reader(options.articles_csv.open())][: options.texts]
     rows = []
     with torch.inference_mode():
@@ -111,6 +116,7 @@ def main() -> None:
                 tried = {batch: partial(vectors, forward, tokenizer, batch, texts) for batch in BATCHES}
                 batches[name] = min(tried, key=lambda batch: measured({0: tried[batch]}, 1)[0][1])
                 ways[name] = tried[batches[name]]
+            # Measure in turns, and compare with ours.
             ways["sentence-transformers"] = partial(library.encode, texts)
             tokens = sum(len(one.ids) for one in tokenizer.encode_batch(texts)) / len(texts)
             for name, both in (found := measured(ways, REPEATS)).items():

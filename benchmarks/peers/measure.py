@@ -1,6 +1,6 @@
-"""What users would pick instead of our kernels, to be timed on the same GPU in the same run.
+"""Measures the peers: what users would use instead of our kernels, on the same GPU in the same run.
 
-A pass starts from ids on the GPU, so a peer need not read UTF-8. It ends with a label and a probability for each
+A pass starts from ids on the GPU, so that a peer need not read UTF-8. It ends with a label and a probability for each
 article.
 """
 
@@ -23,14 +23,14 @@ from broadsheet.pipeline.model.layers import Frame
 
 
 class Kind(NamedTuple):
-    """A peer that `build` knows.
+    """A peer that `build` can make.
 
     Attributes
     ----------
     name : str
-        What it is, in words.
+        The description.
     batch : int
-        Its best batch on an H200.
+        The best batch on an H200.
     frame : str
         The frame that it computes.
 
@@ -53,9 +53,9 @@ KINDS = {
 
 
 def build(kind: str, model: Model, ids: torch.Tensor, batch: int | None = None) -> Peer:
-    """The peer of this kind for encoded articles, uint8 [N, length], on the device where they lie.
+    """Return a peer for encoded articles, uint8 [N, length], on the device of these ids.
 
-    Nothing is compiled before its first pass. Raises ValueError where the batch does not divide N.
+    The first pass compiles it. Raises ValueError if the batch does not divide N.
     """
     name, usual, _ = KINDS[kind]
     batch = min(batch or usual, len(ids))
@@ -68,7 +68,10 @@ def build(kind: str, model: Model, ids: torch.Tensor, batch: int | None = None) 
 
 
 def event_seconds(work: Callable[[], object], repeats: int = 10) -> list[float]:
-    """Seconds of each of `repeats` calls, by CUDA events on the current stream; nothing is warmed up here."""
+    """Call `work` `repeats` times, and return the seconds of each call by CUDA events. It does not warm up.
+
+    The events are on the current stream.
+    """
     times = []
     for _ in range(repeats):
         begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
@@ -83,7 +86,9 @@ def event_seconds(work: Callable[[], object], repeats: int = 10) -> list[float]:
 def measure(
     kinds: Iterable[str], model: Model, ids: torch.Tensor, repeats: int, batch: int | None = None
 ) -> Iterator[tuple[dict[str, Any], NDArray[np.float32] | None]]:
-    """A record of each peer, and its logits, float32 [N, classes]; with its error, and None, where it fails.
+    """Measure each peer, and yield its record and its logits, float32 [N, classes].
+
+    The record of a peer that fails has its error, and the logits are None.
 
     Parameters
     ----------
@@ -94,15 +99,16 @@ def measure(
     ids : tensor, uint8 [N, length]
         Encoded articles, on the device that computes.
     repeats : int
-        Passes that are measured.
+        The number of measured passes.
     batch : int, optional
-        Articles in a batch, in place of the best number.
+        The number of articles in a batch; by default the best one.
 
     """
     for kind in kinds:
         name, usual, frame = KINDS[kind]
         record: dict[str, Any] = {"name": name, "kind": kind, "frame": frame, "batch": batch or usual}
         logits = peer = None
+        # Warm up, and measure.
         try:
             began = time.perf_counter()
             peer = build(kind, model, ids, batch)
@@ -112,7 +118,7 @@ def measure(
             record["seconds"] = event_seconds(peer.run, repeats)
             record["articles_per_second"] = len(ids) / statistics.median(record["seconds"])
             logits = peer.logits()
-        except Exception as error:  # one peer that fails leaves the others' figures
+        except Exception as error:  # the other peers go on
             record["error"] = f"{type(error).__name__}: {error}"[:2000]
         print(kind, record.get("error") or f"{record['articles_per_second']:,.0f} articles/s", flush=True)
         del peer
@@ -121,7 +127,7 @@ def measure(
 
 
 def release() -> None:
-    """Give back what dropped peers held: compiled code, the memory of CUDA graphs, cached blocks."""
+    """Free what deleted peers have used: compiled code, the memory of CUDA graphs, cached blocks."""
     torch.compiler.reset()
     gc.collect()
     if torch.cuda.is_available():

@@ -1,4 +1,4 @@
-"""What a peer is, and a model's weights as peers lay them out."""
+"""The class of peers, and a model's weights in the layout that peers use."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from numpy.typing import NDArray
 from broadsheet.pipeline.model import reference
 from broadsheet.pipeline.model.charcnn import Model
 
-_CHANNELS_MULTIPLE = 8  # tensor cores want 16-byte rows
+_CHANNELS_MULTIPLE = 8  # for rows of 16 bytes, which tensor cores need
 
 
 @dataclass(frozen=True)
 class Peer:
-    """A network that is built, and the articles it is to label.
+    """A network, and the articles that it labels.
 
     Attributes
     ----------
     name : str
-        What it is, in words.
+        The description.
     batch : int
-        Articles in each call of the network; it divides their number.
+        The number of articles in each call of the network. It divides the number of all articles.
     run : callable
-        Makes one pass over all articles. It returns when the GPU is done, so a host clock measures it as well as events
-        do.
+        Makes one pass over all articles. It returns when the GPU has finished, so that a host clock measures it as well
+        as events do.
     logits : callable
-        Returns those of the last pass, float32 [N, classes].
+        Returns the logits of the last pass, float32 [N, classes].
 
     """
 
@@ -39,10 +39,12 @@ class Peer:
 
 
 def channels_last(model: Model, dtype: type[np.floating]) -> dict[str, tuple[NDArray[np.floating], ...]]:
-    """By layer: weight, bias, and gamma and beta where a norm follows, in the reference's channels-last orders.
+    """Return the tensors of each layer in the reference's channels-last order.
 
-    Convolutions [kernel, inputs, outputs], linear layers [inputs, outputs], norms [rows, channels]. conv1's inputs, one
-    an id, are zero for unknown and padding and up to a multiple of eight: a table, and the weight of a dense product.
+    These are the weight, the bias and, if a norm follows, gamma and beta. Convolutions have the shape [kernel, inputs,
+    outputs], linear layers [inputs, outputs], and norms [rows, channels]. conv1 has one input for each id, zero for
+    unknown characters and padding, and zeros up to a multiple of eight inputs. So its weight can be used as a table,
+    and as the weight of a dense product.
     """
     laid = reference.prepare(model)
     table = np.pad(laid.table, ((0, 0), (0, -laid.table.shape[1] % _CHANNELS_MULTIPLE), (0, 0)))

@@ -1,4 +1,4 @@
-"""The network as PyTorch users write it: eager with conv1d modules, and channels-last for torch.compile."""
+"""The network as users of PyTorch would write it: eager with conv1d modules, and channels-last for torch.compile."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from broadsheet.pipeline.model.charcnn import Model
 from broadsheet.pipeline.model.layers import NORM_EPSILON
 
 Network = Callable[[Tensor], Tensor]
-"""Encoded articles, uint8 [N, length], to logits [N, classes]."""
+"""A function from encoded articles, uint8 [N, length], to logits [N, classes]."""
 
 
 def network(kind: str, model: Model, device: torch.device) -> Network:
-    """The network of one of `benchmarks.peers.measure.KINDS`, ready for inference on `device`."""
-    # TF32 would round eager fp32's inputs to 10 bits; cuDNN's search suits shapes that never change.
+    """Return the network of one of `benchmarks.peers.measure.KINDS`, ready for inference on `device`."""
+    # TF32 would round the inputs of eager fp32 to 10 bits. cuDNN's search pays off for shapes that never change.
     torch.backends.cuda.matmul.allow_tf32 = False
     torch.backends.cudnn.allow_tf32 = False
     torch.backends.cudnn.benchmark = True
@@ -34,20 +34,20 @@ def network(kind: str, model: Model, device: torch.device) -> Network:
 
 
 def peer(name: str, forward: Network, ids: Tensor, batch: int, classes: int) -> Peer:
-    """A peer whose pass is `forward` in batches, then softmax and argmax.
+    """Return a peer whose pass computes `forward` in batches, then softmax and argmax.
 
     Parameters
     ----------
     name : str
-        What it is, in words.
+        The description.
     forward : callable
         The network: ids to logits.
     ids : tensor, uint8 [N, length]
         Encoded articles.
     batch : int
-        Articles in a batch.
+        The number of articles in a batch.
     classes : int
-        How many classes the model has.
+        The number of classes of the model.
 
     """
     logits = torch.zeros(len(ids), classes, device=ids.device)
@@ -55,7 +55,7 @@ def peer(name: str, forward: Network, ids: Tensor, batch: int, classes: int) -> 
     def run() -> None:
         with torch.no_grad():
             for part, out in zip(ids.split(batch), logits.split(batch), strict=True):
-                out.copy_(forward(part))  # a compiled network answers in memory that its next call overwrites
+                out.copy_(forward(part))  # the next call of a compiled network overwrites its output
             logits.softmax(1).max(1)
         if ids.is_cuda:
             torch.cuda.synchronize(ids.device)
@@ -67,6 +67,7 @@ def peer(name: str, forward: Network, ids: Tensor, batch: int, classes: int) -> 
 
 
 def compiled(module: nn.Module, device: torch.device) -> Network:
+    """Return a module compiled with torch.compile for inference on a device."""
     return torch.compile(_ready(module, device), mode="max-autotune", fullgraph=True, dynamic=False)
 
 
@@ -75,7 +76,10 @@ def _ready(module: nn.Module, device: torch.device) -> nn.Module:
 
 
 class OneHot(nn.Module):
-    """Ids, uint8 [N, length], to [N, symbols, length]: unknown and padding are no symbol, so their columns are zero."""
+    """From ids, uint8 [N, length], to one-hot columns [N, symbols, length].
+
+    Unknown characters and padding are no symbols, so their columns are zero.
+    """
 
     def __init__(self, symbols: int, dtype: torch.dtype) -> None:
         super().__init__()
@@ -87,10 +91,11 @@ class OneHot(nn.Module):
 
 
 def eager(model: Model, dtype: torch.dtype) -> nn.Sequential:
-    """The layer table module by module, activations [N, channels, rows]: the first thing one would write.
+    """Return the layers one module after the other, with activations [N, channels, rows], as most users would begin.
 
-    Its parameters have the model file's names and shapes.
+    The parameters have the names and shapes that the model file has.
     """
+    # Make the modules of each layer.
     modules: OrderedDict[str, nn.Module] = OrderedDict(one_hot=OneHot(len(model.alphabet), dtype))
     for layer in model.layers:
         if layer.kind == "conv1d":
@@ -105,15 +110,16 @@ def eager(model: Model, dtype: torch.dtype) -> nn.Sequential:
             modules[f"{layer.name}_relu"] = nn.ReLU()
         if layer.pool > 1:
             modules[f"{layer.name}_pool"] = nn.MaxPool1d(layer.pool)
+    # Load the weights.
     built = nn.Sequential(modules)
     built.load_state_dict({name: torch.from_numpy(np.array(t, np.float32)) for name, t in model.tensors.items()})
     return built.to(dtype)
 
 
 class RowsConv(nn.Module):
-    """A valid convolution over rows, [N, rows, inputs] to [N, rows - kernel + 1, outputs].
+    """A convolution over rows without padding, from [N, rows, inputs] to [N, rows - kernel + 1, outputs].
 
-    It is a conv2d of height 1, whose channels-last memory format is just that order. weight: [kernel, inputs, outputs].
+    It is a conv2d of height 1, whose channels-last memory format has this order. weight: [kernel, inputs, outputs].
     """
 
     def __init__(self, weight: Tensor, bias: Tensor) -> None:
@@ -127,9 +133,9 @@ class RowsConv(nn.Module):
 
 
 class DenseBlock1(nn.Module):
-    """Block 1's convolution from one-hot rows built on the GPU: ids, uint8 [N, length], to [N, rows, outputs].
+    """The convolution of block 1 on one-hot rows, which it builds: from ids, uint8 [N, length], to [N, rows, outputs].
 
-    table: of `channels_last`; a one-hot row has a column for each of its rows.
+    table: the first weight of `channels_last`. A one-hot row has as many columns as a tap of the table has rows.
     """
 
     def __init__(self, table: Tensor, bias: Tensor, dtype: torch.dtype) -> None:
@@ -143,7 +149,10 @@ class DenseBlock1(nn.Module):
 
 
 class TableBlock1(nn.Module):
-    """The same convolution as the bias plus one gathered row a tap: ids, uint8 [N, length], to [N, rows, outputs]."""
+    """The convolution of block 1 as the bias plus one row of the table for each tap.
+
+    From ids, uint8 [N, length], to [N, rows, outputs].
+    """
 
     def __init__(self, table: Tensor, bias: Tensor, dtype: torch.dtype) -> None:
         super().__init__()
@@ -159,9 +168,9 @@ class TableBlock1(nn.Module):
 
 
 class ChannelsLast(nn.Module):
-    """The network over rows, [N, rows, channels], written so that a compiler can fuse all between two products.
+    """The network on rows, [N, rows, channels], written so that a compiler can fuse everything between two products.
 
-    Logits leave as float32.
+    The logits are float32.
     """
 
     def __init__(self, model: Model, block1: type[DenseBlock1 | TableBlock1], dtype: torch.dtype) -> None:
@@ -199,9 +208,10 @@ class ChannelsLast(nn.Module):
 
 
 def pool(x: Tensor, width: int) -> Tensor:
-    """The greatest of each `width` rows, [N, rows, channels] to [N, rows // width, channels]; a rest is left out.
+    """Return the maximum of each `width` rows, from [N, rows, channels] to [N, rows // width, channels].
 
-    Written with amax, which the compiler unrolls into what comes before it; max_pool2d would have its input stored.
+    It leaves out remaining rows. The compiler fuses amax with what comes before it; for max_pool2d it would store the
+    input.
     """
     rows = x.shape[1] // width
     return x[:, : rows * width].unflatten(1, (rows, width)).amax(2)

@@ -1,8 +1,8 @@
-"""The text frame as a user of PyTorch could write it: articles sorted by length, each batch in the least of a few
-frames that holds it.
+"""The text frame as a user of PyTorch could write it.
 
-Of the rows that no text reaches, each layer's are one constant vector. So a network for short text computes fewer rows,
-and fills up with that constant what convolutions and norms read beyond them.
+Articles are sorted by length, and the smallest of a few frames that holds a batch computes it. All rows of a layer that
+no text reaches are the same constant vector. So a network for short texts computes fewer rows, and uses this constant
+where convolutions and norms read beyond them.
 """
 
 from __future__ import annotations
@@ -20,15 +20,17 @@ from broadsheet.pipeline.model.charcnn import Model
 from broadsheet.pipeline.model.layers import NORM_EPSILON
 
 CHARACTERS = (225, 288, 387)
-"""Of the frames; longer text takes the whole length. Multiples of nine, so that both pools end where they do, and so
-few that block 6 has as many rows.
+"""The lengths of the short frames; longer texts need the whole length.
+
+They are multiples of nine, so that the windows of both pools end with the frame, and short enough that block 6 has as
+many rows as a frame gives it.
 """
 
 
 class TextFrame(nn.Module):
-    """The network of the text frame for articles that end after `characters` characters at most.
+    """The network in the text frame, for articles of at most `characters` characters; None for the whole length.
 
-    ids, uint8 [N, length], to logits [N, classes]. characters: none for the whole length.
+    From ids, uint8 [N, length], to logits [N, classes].
     """
 
     def __init__(self, model: Model, characters: int | None, dtype: torch.dtype) -> None:
@@ -49,7 +51,7 @@ class TextFrame(nn.Module):
     def forward(self, ids: Tensor) -> Tensor:
         first, *rest = self.net.layers
         x = self._first_block(ids[:, : self.rows + first.kernel - 1])
-        before = None  # what follows the rows of x
+        before = None  # the vector of the rows after x
         for layer in rest:
             if layer.kind == "conv1d" and not self.is_whole:
                 more = layer.kernel - 1
@@ -69,7 +71,10 @@ class TextFrame(nn.Module):
         return x.float()
 
     def _first_block(self, ids: Tensor) -> Tensor:
-        """Block 1, zero after the text. The norm's statistics include rows that are not computed: they are the bias."""
+        """Compute block 1, which is zero after the text.
+
+        The statistics of the norm include the rows that are not computed, which equal the bias.
+        """
         layer = self.net.layers[0]
         block, norm = self.net.get_submodule(layer.name), self.net.get_submodule(layer.norm)
         x, bias = block(ids).float(), block.bias.float()
@@ -84,18 +89,18 @@ class TextFrame(nn.Module):
 
 
 def text_ends(ids: Tensor, padding: int) -> Tensor:
-    """The index after each article's last character that is not padding, [N]."""
+    """Return the index after the last character of each article that is not padding, [N]."""
     after = torch.arange(1, ids.shape[1] + 1, device=ids.device, dtype=torch.int16)
     return torch.where(ids != padding, after, 0).amax(1)
 
 
 def peer(name: str, frames: dict[int, Network], model: Model, ids: Tensor, batch: int) -> Peer:
-    """A peer whose pass sorts articles by length, and computes each batch in the least frame that holds its last.
+    """Return a peer whose pass sorts articles by length, and computes each batch in the smallest frame that holds it.
 
     Parameters
     ----------
     name : str
-        What it is, in words.
+        The description.
     frames : dict of int to callable
         The network in each frame, by the longest text that it holds.
     model : Model
@@ -103,7 +108,7 @@ def peer(name: str, frames: dict[int, Network], model: Model, ids: Tensor, batch
     ids : tensor, uint8 [N, length]
         Encoded articles.
     batch : int
-        Articles in a batch.
+        The number of articles in a batch.
 
     """
     logits = torch.zeros(len(ids), len(model.classes), device=ids.device)
@@ -112,8 +117,8 @@ def peer(name: str, frames: dict[int, Network], model: Model, ids: Tensor, batch
         with torch.no_grad():
             ends, order = text_ends(ids, model.alphabet.padding).sort()
             longest = ends.view(-1, batch)[:, -1].tolist()
-            for part, most in zip(order.split(batch), longest, strict=True):
-                frame = min(characters for characters in frames if characters >= most)
+            for part, longest_in_batch in zip(order.split(batch), longest, strict=True):
+                frame = min(characters for characters in frames if characters >= longest_in_batch)
                 logits[part] = frames[frame](ids[part])
             logits.softmax(1).max(1)
         if ids.is_cuda:
@@ -126,7 +131,7 @@ def peer(name: str, frames: dict[int, Network], model: Model, ids: Tensor, batch
 
 
 def compiled(model: Model, device: torch.device) -> dict[int, Network]:
-    """The network in each frame, by the longest text that it holds."""
+    """Return the compiled network in each frame, by the longest text that the frame holds."""
     frames = (*(size for size in CHARACTERS if size < model.length), None)
     networks = (torch_peer.compiled(TextFrame(model, size, torch.float16), device) for size in frames)
     return {size or model.length: network for size, network in zip(frames, networks, strict=True)}

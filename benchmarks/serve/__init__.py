@@ -1,1 +1,1 @@
-"""Servers side by side: Broadsheet's, LitServe and Triton, in open loop, and under wrk."""
+"""Compares servers: Broadsheet's, LitServe and Triton, with requests at a given rate, and with wrk."""

@@ -1,8 +1,8 @@
-"""Load for a server: python -m benchmarks.serve.load URL TEXTS.json EACH RATE CLIENTS SECONDS ARROW PROCESSES
+"""Load a server: python -m benchmarks.serve.load URL TEXTS.json EACH RATE CLIENTS SECONDS ARROW PROCESSES
 
-EACH texts a request, as JSON or, where ARROW is 1, as an Arrow stream. The processes share the RATE, requests a second,
-and the clients. A request's time begins when it is due, not when it is sent. Where the rate is 0, a client asks again
-as soon as it is answered (closed loop).
+Each request has EACH texts, as JSON or, if ARROW is 1, as an Arrow stream. The processes share the RATE, in requests
+per second, and the clients. The latency of a request counts from the time at which it is due, even if it is sent later.
+If the rate is 0, a client sends the next request as soon as it has an answer (closed loop).
 """
 
 from __future__ import annotations
@@ -27,32 +27,32 @@ import pyarrow as pa
 import uvloop
 
 _AFTER_REFUSAL = 0.1
-"""Seconds before a client of a closed loop asks again: at once it would only be refused again."""
+"""The seconds after which a refused client of a closed loop asks again. At once, it would only be refused again."""
 
 _PATIENCE = 5.0
-"""Seconds to wait for answers at the end."""
+"""The seconds to wait for answers at the end."""
 
 
 @dataclass(frozen=True)
 class Share:
-    """The load that one process makes.
+    """The part of the load that one process sends.
 
     Attributes
     ----------
     url : str
-        Where the server answers.
+        The URL of the server.
     texts : str
         A JSON file of texts.
     each : int
-        Texts of a request.
+        The number of texts in a request.
     rate : float
-        Requests a second; 0 for the next one as soon as a client is answered.
+        Requests per second; 0 for a closed loop.
     clients : int
-        Connections that may be open.
+        The largest number of open connections.
     seconds : float
-        For how long requests are sent.
+        How long requests are sent.
     arrow : bool
-        Send Arrow streams in place of JSON.
+        Whether to send Arrow streams in place of JSON.
 
     """
 
@@ -66,12 +66,15 @@ class Share:
 
 
 class _Connection(asyncio.Protocol):
-    """A client, which has one request at a time. `done` is called with the HTTP status, or 0 for a lost connection."""
+    """A client, which sends one request at a time.
 
-    def __init__(self, done: Callable[[_Connection, int], None]) -> None:
+    It calls `on_end` with itself and the HTTP status, or 0 for a lost connection.
+    """
+
+    def __init__(self, on_end: Callable[[_Connection, int], None]) -> None:
         self.began = 0.0
         self.is_asking = False
-        self._done, self._parser = done, httptools.HttpResponseParser(self)
+        self._on_end, self._parser = on_end, httptools.HttpResponseParser(self)
 
     def connection_made(self, transport: Any) -> None:
         self._transport = transport
@@ -93,10 +96,12 @@ class _Connection(asyncio.Protocol):
 
     def _end(self, status: int) -> None:
         self.is_asking = False
-        self._done(self, status)
+        self._on_end(self, status)
 
 
 class _Load:
+    """The clients of one process, which send requests until the time is over, and what they measure."""
+
     def __init__(self, share: Share) -> None:
         self._share, self._loop = share, asyncio.get_running_loop()
         texts = json.loads(Path(share.texts).read_text())
@@ -114,6 +119,7 @@ class _Load:
         self._is_over = False
 
     async def run(self) -> tuple[list[float], Counter[str], float]:
+        """Send the load. Returns the seconds of each answer, counts of other results, and the seconds in all."""
         share, began = self._share, time.monotonic()
         if share.rate:
             await self._send(began)
@@ -129,7 +135,7 @@ class _Load:
         return self._seconds, self._counts, time.monotonic() - began
 
     async def _send(self, began: float) -> None:
-        """Requests when they are due."""
+        """Send requests when they are due, or count them as not sent if all clients are waiting for answers."""
         due, end = began, began + self._share.seconds
         while due < end:
             now = time.monotonic()
@@ -144,10 +150,12 @@ class _Load:
             await asyncio.sleep(due - now)
 
     def _new(self, due: float | None) -> None:
+        """Open a connection, which sends a request that was due at this time, or is due now for None."""
+
         async def connect() -> None:
             try:
                 _, connection = await self._loop.create_connection(
-                    lambda: _Connection(self._done), self._host, self._port
+                    lambda: _Connection(self._ended), self._host, self._port
                 )
             except OSError:
                 self._counts["failed"] += 1
@@ -161,11 +169,13 @@ class _Load:
         task.add_done_callback(self._opening.discard)
 
     def _ask(self, connection: _Connection, began: float) -> None:
+        """Send a request with random texts. Its time counts from `began`."""
         self._asking += 1
         body = self._stream or b'{"texts":[%s]}' % b",".join(random.choices(self._texts, k=self._share.each))
         connection.ask(self._head.encode() + b"content-length: %d\r\n\r\n%s" % (len(body), body), began)
 
-    def _done(self, connection: _Connection, status: int) -> None:
+    def _ended(self, connection: _Connection, status: int) -> None:
+        """Count an answer, and let the connection send the next request in a closed loop."""
         self._asking -= 1
         if status == 200:
             self._seconds.append(time.monotonic() - connection.began)
@@ -181,7 +191,7 @@ class _Load:
 
 
 def run(share: Share) -> tuple[list[float], Counter[str], float]:
-    """Seconds of each answer, other counts, and seconds in all."""
+    """Send a share of the load in this process. Returns what `_Load.run` returns."""
 
     async def work() -> tuple[list[float], Counter[str], float]:
         return await _Load(share).run()
@@ -191,6 +201,7 @@ def run(share: Share) -> tuple[list[float], Counter[str], float]:
 
 
 def arrow_stream(texts: list[str]) -> bytes:
+    """Return texts as an Arrow stream with a column "text"."""
     table, sink = pa.table({"text": texts}), pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, table.schema) as writer:
         writer.write_table(table)
@@ -198,20 +209,21 @@ def arrow_stream(texts: list[str]) -> bytes:
 
 
 def main() -> None:
-    url, texts, size, rate, clients, seconds, arrow, most = sys.argv[1:]
-    processes = min(int(most), int(clients))
+    """Send the load from several processes, and print the results as JSON."""
+    url, texts, size, rate, clients, seconds, arrow, most_processes = sys.argv[1:]
+    processes = min(int(most_processes), int(clients))
     shared = float(rate) / processes, int(clients) // processes
     share = Share(url, texts, int(size), *shared, float(seconds), arrow == "1")
     with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
         answers = list(pool.map(run, [share] * processes))
     times = 1000 * np.concatenate([seconds for seconds, _, _ in answers])
     counts = sum((counts for _, counts, _ in answers), Counter[str]())
-    told: dict[str, Any] = {"answered": len(times), "seconds": max(seconds for _, _, seconds in answers)}
-    told |= {name: counts[name] for name in ("refused", "failed", "not_sent")}
+    result: dict[str, Any] = {"answered": len(times), "seconds": max(seconds for _, _, seconds in answers)}
+    result |= {name: counts[name] for name in ("refused", "failed", "not_sent")}
     if len(times):
         p50, p99 = np.percentile(times, [50, 99])
-        told |= {"p50_ms": p50, "p99_ms": p99, "most_ms": times.max()}
-    print(json.dumps(told, default=float))
+        result |= {"p50_ms": p50, "p99_ms": p99, "most_ms": times.max()}
+    print(json.dumps(result, default=float))
 
 
 if __name__ == "__main__":

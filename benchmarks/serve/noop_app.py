@@ -1,4 +1,7 @@
-"""python -m benchmarks.serve.noop_app PORT: Starlette on uvicorn, as Broadsheet has it, without queue and engine."""
+"""Serve like Broadsheet, but without queue and engine: python -m benchmarks.serve.noop_app PORT
+
+Like Broadsheet, it uses Starlette and uvicorn.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +16,7 @@ from starlette.routing import Route
 
 
 async def classify(request: Request) -> Response:
+    """Answer each text with the same label."""
     asked = msgspec.json.decode(await request.body())
     results = [{"label": "none", "score": 1.0}] * len(asked["texts"])
     return Response(msgspec.json.encode({"results": results}), media_type="application/json")

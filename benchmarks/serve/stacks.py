@@ -1,4 +1,7 @@
-"""Each server as a process group, which answers JSON at a URL: `{"texts": […]}`, or what Triton takes."""
+"""Starts each server in a process group of its own.
+
+The servers answer requests in JSON at a URL: `{"texts": […]}`, or for Triton the form of its own protocol.
+"""
 
 from __future__ import annotations
 
@@ -36,14 +39,14 @@ class Server:
     process: subprocess.Popen[bytes]
 
     def pause(self) -> None:
-        """Stop all its processes, so that they take nothing of the processor while another server is measured."""
+        """Stop all processes of the server, so that they use no processor time while another server is measured."""
         process = psutil.Process(self.process.pid)
         for member in (process, *process.children(recursive=True)):
             member.suspend()
 
     @contextmanager
     def awake(self) -> Iterator[str]:
-        """Let its processes run within the block; yields the URL."""
+        """Let the processes of the server run within the block. Yields the URL."""
         process = psutil.Process(self.process.pid)
         for member in (*reversed(process.children(recursive=True)), process):
             member.resume()
@@ -60,7 +63,7 @@ def served(
     Parameters
     ----------
     stack : str
-        Which of STACKS to start.
+        The server to start, one of STACKS.
     python : str
         The interpreter of the peers' environment.
     model : str
@@ -68,19 +71,21 @@ def served(
     device : str
         "cpu" or "cuda".
     target_ms : float
-        Milliseconds that a request may take, for our server.
+        For our server, the milliseconds that a request may take.
     batch : int
-        Requests of a batch, for the others.
+        For the others, the largest number of requests in a batch.
     wait_ms : float
-        Milliseconds for which they wait for a batch to fill.
+        For the others, the milliseconds for which they wait for more requests of a batch.
 
     """
+    # Start the server.
     port = _free_port()
     command, path = _command(stack, python, port, model, device, target_ms, batch, wait_ms)
     with tempfile.TemporaryFile() as said:
         process = subprocess.Popen(
             command, cwd=ROOT, env=environment(), stdout=said, stderr=subprocess.STDOUT, start_new_session=True
         )
+        # Wait until it answers.
         try:
             url = f"http://127.0.0.1:{port}{path}"
             if not _comes_up(url, body_of(stack, ["a text"]), process):
@@ -93,6 +98,7 @@ def served(
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
+    """Terminate a server, and kill its processes if they do not end within 15 seconds."""
     with suppress(psutil.NoSuchProcess):
         others = psutil.Process(process.pid).children(recursive=True)
         for member in (*others, process):
@@ -109,12 +115,12 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 def _command(
     stack: str, python: str, port: int, model: str, device: str, target_ms: float, batch: int, wait_ms: float
 ) -> tuple[list[str], str]:
-    """The command, and the URL's path.
+    """Return the command that starts a server, and the path of its URL.
 
     Parameters
     ----------
     port : int
-        Where the server is to listen.
+        The port of the server.
     stack, python, model, device, target_ms, batch, wait_ms
         As in `served`.
 
@@ -133,12 +139,13 @@ def _command(
 
 
 def body_of(stack: str, texts: Sequence[str]) -> bytes:
-    """The body of a request."""
+    """Return the body of a request."""
     tensor = {"name": "text", "shape": [len(texts), 1], "datatype": "BYTES", "data": texts}
     return json.dumps({"inputs": [tensor]} if stack == "Triton" else {"texts": texts}).encode()
 
 
 def _comes_up(url: str, body: bytes, process: subprocess.Popen[bytes]) -> bool:
+    """Wait until a server answers. Returns False if it ends, or does not answer within 600 seconds."""
     deadline = time.monotonic() + _STARTS_WITHIN
     while not _answers(url, body):
         if process.poll() is not None or time.monotonic() > deadline:
@@ -148,6 +155,7 @@ def _comes_up(url: str, body: bytes, process: subprocess.Popen[bytes]) -> bool:
 
 
 def _answers(url: str, body: bytes) -> bool:
+    """Whether a server answers a request with status 200."""
     request = urllib.request.Request(url, body, {"content-type": "application/json"})
     try:
         with urllib.request.urlopen(request, timeout=60) as answer:

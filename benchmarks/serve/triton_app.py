@@ -1,5 +1,7 @@
-"""python -m benchmarks.serve.triton_app PORT MODEL DEVICE BATCH WAIT_MS: the model behind Triton, as a Python function
-that PyTriton binds to it. BATCH is of requests, and a request's texts are rows: so it is of so many texts too.
+"""Serve the model with Triton: python -m benchmarks.serve.triton_app PORT MODEL DEVICE BATCH WAIT_MS
+
+PyTriton binds the model to Triton as a Python function. For Triton, each text of a request is a row, so BATCH counts
+texts here.
 """
 
 from __future__ import annotations
@@ -16,7 +18,8 @@ from benchmarks.serve.peer_model import SIZES, model_of
 
 
 def main() -> None:
-    port, name, device, most, wait = sys.argv[1:]
+    """Bind the model to Triton, and serve."""
+    port, name, device, batch_size, wait = sys.argv[1:]
     label = model_of(name, device)
 
     @batch
@@ -33,7 +36,7 @@ def main() -> None:
             inputs=[Tensor(name="text", dtype=bytes, shape=(1,))],
             outputs=[Tensor(name="label", dtype=bytes, shape=(1,)), Tensor(name="score", dtype=np.float32, shape=(1,))],
             config=ModelConfig(
-                max_batch_size=max(int(most), SIZES[-2]),
+                max_batch_size=max(int(batch_size), SIZES[-2]),
                 batcher=DynamicBatcher(max_queue_delay_microseconds=round(1000 * float(wait))),
             ),
         )

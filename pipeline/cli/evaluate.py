@@ -61,7 +61,7 @@ def command(
         if picture and find_spec("matplotlib") is None:
             raise UsageError(f"{flag} needs Matplotlib: {install('report')}")
     from ..evaluation.evaluate import evaluate
-    from ..model.charcnn import load_model
+    from ..model.loading import load_model
     from ..report.phases import Phases
     from ..source.inputs import Paths, local_paths
 

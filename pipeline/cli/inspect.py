@@ -91,7 +91,7 @@ def inspect(
     # Load a model, and plan its memory if the user asks for it.
     from ..kernels.memory_plan import Parts, page_locked, plan
     from ..kernels.storage import STORAGE
-    from ..model.charcnn import load_model
+    from ..model.loading import load_model
 
     loaded = load_model(model)
     if precision not in STORAGE["sm80"]:

@@ -63,7 +63,7 @@ def calibrate(
     from ..evaluation import fitting
     from ..evaluation.chain import promised
     from ..model import cascade
-    from ..model.charcnn import load_model
+    from ..model.loading import load_model
     from ..model.scores import BY_CLASS, CARD
     from ..report.phases import Phases
     from ..source.inputs import Paths, local_paths
@@ -147,7 +147,8 @@ def convert(
     # Refuse options that the target cannot store, and files that would be replaced.
     source = Path(given)
     from ..model import encoder_file, fasttext_file, model_file
-    from ..model.charcnn import Model, load_model
+    from ..model.charcnn import Model
+    from ..model.loading import load_model
     from ..model.recipes import prepared
     from ..model.scores import CARD
     from ..model.several import load_one
@@ -233,7 +234,7 @@ def recipes() -> None:
 
 def _export(model: str, target: Path, overwrite: bool) -> None:
     from ..ecosystem.onnx import export_onnx
-    from ..model.charcnn import load_model
+    from ..model.loading import load_model
 
     refuse_outputs({"TO": target}, overwrite, lambda: [model])
     loaded = load_model(model)
@@ -278,7 +279,7 @@ def _model_of(params: Path, classes: str | None, alphabet: str | None) -> Model:
     """Return the model of a params.bin. Classes and alphabet of the options precede those of the file next to it."""
     from ..model import model_file
     from ..model.alphabet import PUBLISHED
-    from ..model.charcnn import from_params
+    from ..model.params_file import from_params
 
     data = model_file.read_model_file(params)
     sidecar = model_file.read_sidecar(params, data)

@@ -18,7 +18,8 @@ from distributed import Worker, WorkerPlugin, default_client
 from ..engine.base import Engine
 from ..errors import BroadsheetError, ModelError
 from ..labelling.engines import ENGINES
-from ..model.charcnn import Model, load_model
+from ..model.charcnn import Model
+from ..model.loading import load_model
 from ..model.model_file import HUB, SHIPPED
 from ..processes.threads import WORKERS_PER_HOST, available_cores, share_of_cores
 

@@ -26,8 +26,9 @@ from ..kernels.storage import STORAGE
 from ..kernels.work import PROFILED, kernels_of
 from ..model import reference
 from ..model.alphabet import encode, text_ends
-from ..model.charcnn import Model, load_model
+from ..model.charcnn import Model
 from ..model.layers import Layer
+from ..model.loading import load_model
 from ..model.ngrams import of_network
 from ..processes.child import import_path, python
 from ..telemetry.profile import Ceilings, KernelProfile, Profile, counted_bytes

@@ -21,7 +21,8 @@ from ..measures.overlap import Overlap
 from ..measures.reliability import Reliability, reliability
 from ..measures.thresholds import Threshold, threshold
 from ..model.cascade import ASKS
-from ..model.charcnn import Model, load_model
+from ..model.charcnn import Model
+from ..model.loading import load_model
 from ..model.scores import assigned, log_scores, probabilities
 from ..model.several import head_of, load_one
 from ..options import READ, ReadKeywords

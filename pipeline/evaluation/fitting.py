@@ -20,7 +20,8 @@ from ..labelling.scored import texts_of
 from ..measures.reliability import improvement, reliability
 from ..model import cascade as cascades
 from ..model.cascade import AGREEMENT, ASKS, Cascade, asked, cuts, margins
-from ..model.charcnn import Model, load_model
+from ..model.charcnn import Model
+from ..model.loading import load_model
 from ..model.ngrams import MOST_READ, NGrams
 from ..model.ngrams import scores as ngram_scores
 from ..model.ngrams import scores_of_ids as ngram_scores_of_ids

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 from ..errors import ModelError
 from .model_file import read_file
 
+CONFIG_FILE = "config.json"
 Json = dict[str, Any]
 _MOST_BYTES = 16 << 20
 

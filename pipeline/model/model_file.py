@@ -28,7 +28,7 @@ from msgspec import Meta, Struct
 from numpy.typing import NDArray
 
 from ..errors import ModelError, UsageError, install
-from .alphabet import MAX_SYMBOLS
+from .alphabet import MAX_SYMBOLS, Alphabet
 from .cascade import Cascade
 from .encoder import Encoder
 from .encoder import Settings as Encoding
@@ -158,6 +158,14 @@ def read_model_file(path: Path) -> bytes:
     largest = 4 * parameter_count(MAX_SYMBOLS, CLASSES[1], LENGTHS[1]) + MOST_HEADER_BYTES
     largest += MOST_TABLE_BYTES + MOST_BYTES + MOST_TOKENIZER_BYTES + MOST_HASH_BYTES
     return read_file(path, largest)
+
+
+def alphabet_of(symbols: str, name: str) -> Alphabet:
+    """Return the alphabet of a model file. Raises ModelError where `Alphabet` raises ValueError."""
+    try:
+        return Alphabet(symbols)
+    except ValueError as error:
+        raise ModelError(f"{name}: {error}") from error
 
 
 def branch_of(about: About, tensors: dict[str, NDArray[Any]], name: str) -> NGrams | FastText | None:

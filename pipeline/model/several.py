@@ -13,8 +13,9 @@ from itertools import chain
 from pathlib import Path
 
 from ..errors import UsageError
-from .charcnn import Model, load_model, shipped_file
+from .charcnn import Model
 from .encoder_file import FILES
+from .loading import load_model, shipped_file
 from .model_file import HUB, SHIPPED, repository_of
 from .ngrams import NGrams
 from .recipes import prepared, warn_if_raw

@@ -16,7 +16,6 @@ from ..errors import ModelError, UsageError, install
 from .encoder import MOST_TOKENS
 from .encoder_file import (
     ADAPTER,
-    CONFIG_FILE,
     MODULES_FILE,
     SENTENCE_TRANSFORMERS_FILE,
     Read,
@@ -24,7 +23,7 @@ from .encoder_file import (
     is_classifier,
     refuse_setfit,
 )
-from .encoder_keys import TRANSFORMER_FILES, Json, read_json, refused
+from .encoder_keys import CONFIG_FILE, TRANSFORMER_FILES, Json, read_json, refused
 from .fasttext import MOST_BYTES
 from .library_tokenizer import is_installed, load, said_by_transformers
 from .model_file import HUB_FILE, SHARDS, read_file

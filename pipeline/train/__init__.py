@@ -27,7 +27,8 @@ from ..evaluation.chain import Top, answers_of, fitted_chain, refuse_few
 from ..evaluation.rows import hold_out, strata
 from ..model.alphabet import Alphabet
 from ..model.cascade import AGREEMENT
-from ..model.charcnn import Model, load_encoder
+from ..model.charcnn import Model
+from ..model.loading import load_encoder
 from ..model.model_file import COLUMNS_CARD
 from ..options.training import TRAIN, TrainKeywords, TrainRequest
 from ..processes.threads import free_cores

@@ -16,8 +16,9 @@ from numpy.typing import NDArray
 
 from ..errors import UsageError, install
 from ..model.alphabet import PUBLISHED
-from ..model.charcnn import Model, load_model
+from ..model.charcnn import Model
 from ..model.layers import Frame
+from ..model.loading import load_model
 from ..model.ngrams import BITS, MOST_READ, MOST_TABLE_BYTES, Kinds
 from .data import TextBuffers
 

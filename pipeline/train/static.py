@@ -27,8 +27,8 @@ from ..engine.base import Texts
 from ..engine.open import vectors as vectors_of
 from ..errors import UsageError, install
 from ..kernels.compile import cache_folder
-from ..model.charcnn import load_encoder
 from ..model.encoder_file import FILES
+from ..model.loading import load_encoder
 
 _DIMENSIONS = 256  # the default of model2vec
 _WORD = re.compile(r"\w+")

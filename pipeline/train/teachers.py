@@ -25,8 +25,9 @@ from ..engine.open import vectors as vectors_of
 from ..errors import ModelError, UsageError, install
 from ..evaluation.chain import answers_of
 from ..evaluation.rows import hold_out
-from ..model.charcnn import Model, load_encoder
+from ..model.charcnn import Model
 from ..model.encoder_file import FILES, has_head
+from ..model.loading import load_encoder
 from ..model.model_file import HUB, fetch_from_hub
 from ..model.scores import Levels
 from ..model.several import load_one

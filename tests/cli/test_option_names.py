@@ -111,7 +111,7 @@ def test_known_flags_are_keywords_of_public_functions() -> None:
     found |= dict.fromkeys(
         ("balanced", "fine_tune", "keep_network", "keep_teacher", "multi_label"), False
     )  # of `train.train`
-    found["classes"] = None  # of `model.charcnn.from_params`
+    found["classes"] = None  # of `model.params_file.from_params`
     found["encoder"] = None  # of `train.train`
     for flag, is_switch in FLAGS.items():
         default = found[flag.replace("-", "_")]

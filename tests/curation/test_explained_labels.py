@@ -15,7 +15,8 @@ from ngram_models import HOSTILE, KINDS, PIECES, branch, scored
 
 from broadsheet.pipeline import explain, load
 from broadsheet.pipeline.errors import UsageError
-from broadsheet.pipeline.model.charcnn import Model, load_model
+from broadsheet.pipeline.model.charcnn import Model
+from broadsheet.pipeline.model.loading import load_model
 from broadsheet.pipeline.model.ngrams import Kinds
 from broadsheet.pipeline.model.spelled import weighed
 

@@ -12,7 +12,7 @@ from conftest import ALL, ROOT
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
-from broadsheet.pipeline.model.charcnn import load_model
+from broadsheet.pipeline.model.loading import load_model
 
 CONDA_NAMES = {
     "isal": "python-isal",

@@ -24,7 +24,8 @@ from torch_folders import classifier
 
 from broadsheet import pipeline
 from broadsheet.pipeline.errors import UsageError
-from broadsheet.pipeline.model.charcnn import Model, load_model
+from broadsheet.pipeline.model.charcnn import Model
+from broadsheet.pipeline.model.loading import load_model
 from broadsheet.pipeline.model.model_file import repository_of
 from broadsheet.pipeline.model.several import Models
 

@@ -27,7 +27,8 @@ from broadsheet.pipeline.evaluation.evaluate import evaluate
 from broadsheet.pipeline.evaluation.fitting import calibrate, fitted_cascade, labels_of
 from broadsheet.pipeline.kernels.memory_plan import planned_bytes
 from broadsheet.pipeline.model.cascade import Cascade, asked, margins
-from broadsheet.pipeline.model.charcnn import Model, load_model
+from broadsheet.pipeline.model.charcnn import Model
+from broadsheet.pipeline.model.loading import load_model
 from broadsheet.pipeline.model.ngrams import Kinds, scores
 from broadsheet.pipeline.model.several import Models, load_models
 from broadsheet.pipeline.source.rows.limits import chunk_rows

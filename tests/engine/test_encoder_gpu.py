@@ -24,8 +24,9 @@ from broadsheet.pipeline.engine.open import open_engine, opened, why_no_gpu
 from broadsheet.pipeline.errors import UsageError
 from broadsheet.pipeline.labelling.scored import Scoring, score
 from broadsheet.pipeline.model.cascade import Cascade
-from broadsheet.pipeline.model.charcnn import Model, load_model
+from broadsheet.pipeline.model.charcnn import Model
 from broadsheet.pipeline.model.encoder import Encoder
+from broadsheet.pipeline.model.loading import load_model
 from broadsheet.pipeline.telemetry.spans import Span
 
 pytest.importorskip("tokenizers")

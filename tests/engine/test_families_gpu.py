@@ -19,8 +19,9 @@ from broadsheet.pipeline.engine.encoder import OnCpu
 from broadsheet.pipeline.engine.open import open_engine, opened, vectors, why_no_gpu
 from broadsheet.pipeline.labelling.scored import Scoring, score
 from broadsheet.pipeline.model import encoder_folder
-from broadsheet.pipeline.model.charcnn import Model, load_model
+from broadsheet.pipeline.model.charcnn import Model
 from broadsheet.pipeline.model.encoder import Encoder
+from broadsheet.pipeline.model.loading import load_model
 from broadsheet.pipeline.telemetry.spans import Span
 
 pytest.importorskip("torch", reason="PyTorch is not installed (extra torch)")

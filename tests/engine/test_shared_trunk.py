@@ -18,7 +18,8 @@ from broadsheet.pipeline.engine.base import Texts
 from broadsheet.pipeline.engine.open import opened
 from broadsheet.pipeline.labelling.scored import Scoring, score
 from broadsheet.pipeline.labelling.windows import Windows
-from broadsheet.pipeline.model.charcnn import Model, load_model
+from broadsheet.pipeline.model.charcnn import Model
+from broadsheet.pipeline.model.loading import load_model
 from broadsheet.pipeline.model.preparation import Lower, Preparation
 from broadsheet.pipeline.model.trunk import trunk_of, vocabulary_of
 from broadsheet.pipeline.telemetry.spans import Span

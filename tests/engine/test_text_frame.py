@@ -34,7 +34,8 @@ from broadsheet.pipeline.errors import ModelError
 from broadsheet.pipeline.kernels.memory_plan import most_units, units_by_length
 from broadsheet.pipeline.model import reference
 from broadsheet.pipeline.model.alphabet import PUBLISHED, encode
-from broadsheet.pipeline.model.charcnn import Model, load_model
+from broadsheet.pipeline.model.charcnn import Model
+from broadsheet.pipeline.model.loading import load_model
 
 LENGTHS = [*range(21), *range(1000, 1031), 235, 77, 500, 3, 1014]
 

@@ -35,7 +35,8 @@ from broadsheet.pipeline.engine.open import open_engine, vectors
 from broadsheet.pipeline.engine.torch_encoder import PADDED
 from broadsheet.pipeline.errors import ModelError, UsageError, install
 from broadsheet.pipeline.model import encoder_folder
-from broadsheet.pipeline.model.charcnn import Model, carried, load_model, taken
+from broadsheet.pipeline.model.charcnn import Model
+from broadsheet.pipeline.model.loading import carried, load_model, taken
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed (extra torch)")
 pytest.importorskip("transformers", reason="transformers is not installed (extra torch)")

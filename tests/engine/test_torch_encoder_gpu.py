@@ -18,8 +18,8 @@ from broadsheet.pipeline.engine.base import Engine, Texts
 from broadsheet.pipeline.engine.open import open_engine, vectors, why_no_gpu
 from broadsheet.pipeline.errors import UsageError
 from broadsheet.pipeline.model import encoder_folder
-from broadsheet.pipeline.model.charcnn import load_model
 from broadsheet.pipeline.model.encoder import Encoder
+from broadsheet.pipeline.model.loading import load_model
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed (extra torch)")
 pytest.importorskip("transformers", "5.24", reason="transformers of the extra torch is not installed")

@@ -16,8 +16,9 @@ from numpy.typing import NDArray
 from broadsheet.pipeline.engine.base import Texts
 from broadsheet.pipeline.engine.open import open_engine, vectors
 from broadsheet.pipeline.model import encoder_folder
-from broadsheet.pipeline.model.charcnn import Model, load_model
+from broadsheet.pipeline.model.charcnn import Model
 from broadsheet.pipeline.model.encoder import Encoder
+from broadsheet.pipeline.model.loading import load_model
 
 WIDTH, PLACES = 32, 64
 CORPUS = [

@@ -21,7 +21,8 @@ from training import articles
 
 from broadsheet.pipeline import UsageError, classify, evaluate, label, next_rows, verify
 from broadsheet.pipeline.ingest.blocks import can_read
-from broadsheet.pipeline.model.charcnn import Model, load_model
+from broadsheet.pipeline.model.charcnn import Model
+from broadsheet.pipeline.model.loading import load_model
 from broadsheet.pipeline.source.formats.jsonl import Jsonl
 from broadsheet.pipeline.source.rows.chunk import Selection
 from broadsheet.pipeline.source.rows.join import Join

@@ -14,7 +14,7 @@ from commands import start
 from conftest import ROOT
 
 from broadsheet.pipeline.job.memory import memory_of
-from broadsheet.pipeline.model.charcnn import load_model
+from broadsheet.pipeline.model.loading import load_model
 
 LEAST, MOST = 0.65, 1.6
 """The estimate as a share of what a job takes at its peak. The work that is done at the same time varies."""

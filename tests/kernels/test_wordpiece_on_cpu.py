@@ -29,8 +29,8 @@ from broadsheet.pipeline.kernels.tables import (
     vocabulary_record,
     vocabulary_tables,
 )
-from broadsheet.pipeline.model.charcnn import load_model
 from broadsheet.pipeline.model.encoder import Encoder
+from broadsheet.pipeline.model.loading import load_model
 
 pytest.importorskip("tokenizers")
 COMPILER = shutil.which("c++")

@@ -14,7 +14,8 @@ from broadsheet.pipeline.engine.open import opened
 from broadsheet.pipeline.labelling.pieces import in_pieces
 from broadsheet.pipeline.labelling.scored import Scoring, score
 from broadsheet.pipeline.labelling.windows import Windows
-from broadsheet.pipeline.model.charcnn import Model, load_model
+from broadsheet.pipeline.model.charcnn import Model
+from broadsheet.pipeline.model.loading import load_model
 
 WORDS = ["oil", "prices", "rose", "as", "the", "market", "fell", "after", "a", "striker", "scored", "twice"]
 

@@ -22,8 +22,8 @@ from torch_folders import (
 
 from broadsheet.pipeline.engine.base import Texts
 from broadsheet.pipeline.errors import ModelError
-from broadsheet.pipeline.model.charcnn import load_model
 from broadsheet.pipeline.model.encoder import Distances, Encoder
+from broadsheet.pipeline.model.loading import load_model
 from broadsheet.pipeline.model.torch_encoder import TorchEncoder
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed (extra torch)")

@@ -21,7 +21,8 @@ from broadsheet.pipeline.engine.base import Texts
 from broadsheet.pipeline.engine.open import open_engine, vectors
 from broadsheet.pipeline.errors import ModelError
 from broadsheet.pipeline.model import encoder_file, encoder_folder
-from broadsheet.pipeline.model.charcnn import Model, carried, load_model, taken
+from broadsheet.pipeline.model.charcnn import Model
+from broadsheet.pipeline.model.loading import carried, load_model, taken
 
 pytestmark = needs_minilm
 

@@ -33,8 +33,8 @@ from broadsheet.pipeline.engine.base import Texts
 from broadsheet.pipeline.engine.open import open_engine
 from broadsheet.pipeline.errors import ModelError
 from broadsheet.pipeline.model import encoder_file, encoder_keys
-from broadsheet.pipeline.model.charcnn import load_model
 from broadsheet.pipeline.model.encoder_tokens import build
+from broadsheet.pipeline.model.loading import load_model
 
 torch, _, _ = map(pytest.importorskip, ("torch", "transformers", "sentence_transformers"))
 torch.set_num_threads(1)

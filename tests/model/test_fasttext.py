@@ -33,9 +33,10 @@ from broadsheet.pipeline.evaluation.evaluate import evaluate
 from broadsheet.pipeline.evaluation.fitting import calibrate, quantise
 from broadsheet.pipeline.labelling.scored import Scoring, score
 from broadsheet.pipeline.model.alphabet import encode, unread
-from broadsheet.pipeline.model.charcnn import Model, carried, taken
+from broadsheet.pipeline.model.charcnn import Model
 from broadsheet.pipeline.model.fasttext import FastText, Reader
 from broadsheet.pipeline.model.layers import WHOLE
+from broadsheet.pipeline.model.loading import carried, taken
 from broadsheet.pipeline.model.model_file import decode
 
 fasttext = pytest.importorskip("fasttext")

@@ -25,8 +25,8 @@ from torch_folders import (
 
 from broadsheet.pipeline.engine.base import Texts
 from broadsheet.pipeline.errors import ModelError
-from broadsheet.pipeline.model.charcnn import load_model
 from broadsheet.pipeline.model.encoder import Encoder, Rotary
+from broadsheet.pipeline.model.loading import load_model
 from broadsheet.pipeline.model.torch_encoder import TorchEncoder
 from broadsheet.pipeline.model.wordpiece import WordPiece
 

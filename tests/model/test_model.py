@@ -24,8 +24,10 @@ from broadsheet.pipeline.cli.models import to_params
 from broadsheet.pipeline.errors import ModelError
 from broadsheet.pipeline.model import reference
 from broadsheet.pipeline.model.alphabet import Alphabet, encode
-from broadsheet.pipeline.model.charcnn import Model, from_params, load_model
+from broadsheet.pipeline.model.charcnn import Model
 from broadsheet.pipeline.model.layers import layer_table
+from broadsheet.pipeline.model.loading import load_model
+from broadsheet.pipeline.model.params_file import from_params
 from broadsheet.pipeline.report.console import PlainConsole, print_json, say
 from broadsheet.pipeline.train.recipe import WITH_SPACE, Recipe
 

@@ -23,7 +23,8 @@ from broadsheet.pipeline.engine.cpu import CpuEngine
 from broadsheet.pipeline.errors import ModelError
 from broadsheet.pipeline.model import model_file, ngrams
 from broadsheet.pipeline.model.alphabet import Alphabet, encode, texts_of_ids
-from broadsheet.pipeline.model.charcnn import Model, load_model
+from broadsheet.pipeline.model.charcnn import Model
+from broadsheet.pipeline.model.loading import load_model
 from broadsheet.pipeline.model.ngrams import Kinds, NGrams, scores
 from broadsheet.pipeline.report.console import PlainConsole
 

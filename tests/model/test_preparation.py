@@ -33,7 +33,8 @@ from broadsheet.pipeline.engine.base import Texts
 from broadsheet.pipeline.engine.open import open_engine
 from broadsheet.pipeline.errors import ModelError, UsageError
 from broadsheet.pipeline.labelling.windows import Windows
-from broadsheet.pipeline.model.charcnn import Model, carried, taken
+from broadsheet.pipeline.model.charcnn import Model
+from broadsheet.pipeline.model.loading import carried, taken
 from broadsheet.pipeline.model.preparation import Lines, Lower, Preparation, Remove, Replace, Strip
 from broadsheet.pipeline.model.recipes import recipes
 from broadsheet.pipeline.model.several import load_models

@@ -30,8 +30,9 @@ from broadsheet.pipeline.engine.base import Texts
 from broadsheet.pipeline.engine.open import open_engine, vectors
 from broadsheet.pipeline.errors import ModelError
 from broadsheet.pipeline.model import encoder_folder
-from broadsheet.pipeline.model.charcnn import Model, load_model
+from broadsheet.pipeline.model.charcnn import Model
 from broadsheet.pipeline.model.encoder import Encoder
+from broadsheet.pipeline.model.loading import load_model
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed (extra torch)")
 pytest.importorskip("sentence_transformers", reason="sentence-transformers is not installed (extra torch)")

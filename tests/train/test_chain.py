@@ -31,7 +31,8 @@ from broadsheet.pipeline.evaluation.fitting import calibrate
 from broadsheet.pipeline.evaluation.numbers import evaluate_numbers
 from broadsheet.pipeline.job.estimate import dry_run
 from broadsheet.pipeline.measures.intervals import most_lost
-from broadsheet.pipeline.model.charcnn import Model, load_model
+from broadsheet.pipeline.model.charcnn import Model
+from broadsheet.pipeline.model.loading import load_model
 from broadsheet.pipeline.train import SoftLabels, train
 
 pytestmark = needs_minilm

@@ -24,7 +24,8 @@ from broadsheet import pipeline
 from broadsheet.pipeline.engine.base import Texts
 from broadsheet.pipeline.engine.open import open_engine
 from broadsheet.pipeline.errors import ModelError, UsageError
-from broadsheet.pipeline.model.charcnn import Model, load_model
+from broadsheet.pipeline.model.charcnn import Model
+from broadsheet.pipeline.model.loading import load_model
 from broadsheet.pipeline.train import train
 from broadsheet.pipeline.train.answers import Answers
 from broadsheet.pipeline.train.branch import folds_of, on_vectors

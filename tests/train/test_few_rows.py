@@ -22,7 +22,8 @@ from broadsheet.pipeline.engine.base import Texts
 from broadsheet.pipeline.engine.cpu import CpuEngine
 from broadsheet.pipeline.engine.profile import _cpu_kernels, sample
 from broadsheet.pipeline.errors import BroadsheetError, UsageError
-from broadsheet.pipeline.model.charcnn import Model, load_model
+from broadsheet.pipeline.model.charcnn import Model
+from broadsheet.pipeline.model.loading import load_model
 from broadsheet.pipeline.model.ngrams import scores
 from broadsheet.pipeline.train import Epoch, Fit, Note, Oddities, Recipe, Trained, train
 from broadsheet.pipeline.train.after import factors

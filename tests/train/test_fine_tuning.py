@@ -22,8 +22,9 @@ from broadsheet import pipeline
 from broadsheet.pipeline.engine.base import Texts
 from broadsheet.pipeline.engine.open import vectors
 from broadsheet.pipeline.errors import UsageError
-from broadsheet.pipeline.model.charcnn import Model, load_encoder, load_model
+from broadsheet.pipeline.model.charcnn import Model
 from broadsheet.pipeline.model.encoder import Encoder
+from broadsheet.pipeline.model.loading import load_encoder, load_model
 from broadsheet.pipeline.model.torch_encoder import TorchEncoder
 from broadsheet.pipeline.train import Epoch, Note, Step, Trained, train
 

@@ -23,7 +23,8 @@ from broadsheet.pipeline.engine.open import open_engine, why_no_gpu
 from broadsheet.pipeline.errors import ModelError, UsageError
 from broadsheet.pipeline.evaluation.evaluate import evaluate
 from broadsheet.pipeline.evaluation.numbers import NumberFigures, evaluate_numbers
-from broadsheet.pipeline.model.charcnn import Model, load_model
+from broadsheet.pipeline.model.charcnn import Model
+from broadsheet.pipeline.model.loading import load_model
 from broadsheet.pipeline.model.scores import Levels
 from broadsheet.pipeline.train import Trained, train
 

@@ -23,8 +23,9 @@ from broadsheet.pipeline import calibrate
 from broadsheet.pipeline.errors import BroadsheetError, UsageError
 from broadsheet.pipeline.evaluation.rows import hold_out
 from broadsheet.pipeline.model.alphabet import Alphabet
-from broadsheet.pipeline.model.charcnn import Model, load_model
+from broadsheet.pipeline.model.charcnn import Model
 from broadsheet.pipeline.model.layers import Frame, layer_table
+from broadsheet.pipeline.model.loading import load_model
 from broadsheet.pipeline.train import Epoch, Recipe, Step, Trained
 from broadsheet.pipeline.train.branch import folds_of
 from broadsheet.pipeline.train.data import ArticleReader, read_labelled
