@@ -48,6 +48,9 @@ BEGAN_WITH = dict(os.environ)
 ALL = bool(os.environ.get("BROADSHEET_TEST_ALL"))
 """As `.ci/tests --all` sets it."""
 
+MOST_CASES = int(os.environ.get("BROADSHEET_TEST_CASES", "0"))
+"""The most cases of a parametrised test, or 0 for all. `.ci/tests` sets it."""
+
 NOT_OF_TESTS = {
     *("KMP_INIT_AT_FORK", "TORCHINDUCTOR_CACHE_DIR", "_RJEM_MALLOC_CONF"),  # scikit-learn, PyTorch, Polars
     *("MKL_NUM_THREADS", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "PYTHONHASHSEED", "__DASK_PARENT_PID"),  # Dask
@@ -58,6 +61,22 @@ NOT_OF_TESTS = {
 
 Command = Callable[..., subprocess.CompletedProcess[str]]
 CommandHere = Callable[..., tuple[int, str]]
+
+
+@pytest.hookimpl(trylast=True)  # after the choice by markers
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave MOST_CASES cases of a parametrised test: the first, the last, and others evenly spaced between them."""
+    if not MOST_CASES:
+        return
+    cases_of_test: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        cases_of_test.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    left_out: set[pytest.Item] = set()
+    for cases in cases_of_test.values():
+        if len(cases) > MOST_CASES:
+            left_out |= {*cases} - {cases[round(at)] for at in np.linspace(0, len(cases) - 1, MOST_CASES)}
+    config.hook.pytest_deselected(items=[item for item in items if item in left_out])
+    items[:] = [item for item in items if item not in left_out]
 
 
 def pytest_collection_finish() -> None:

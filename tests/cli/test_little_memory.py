@@ -39,6 +39,7 @@ def started(*arguments: object, address_space: int) -> subprocess.Popen[str]:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "gib"),
     [

@@ -96,6 +96,7 @@ def labelled(source: Any, out: Path, client: Client, model: Model, **options: An
     return classify(source, out, client=client, model=model, chunk_size=40, scores=True, **options)
 
 
+@pytest.mark.slow
 def test_parts_have_the_rows_of_the_whole(client: Client, small_model: Model, tmp_path: Path) -> None:
     """In their order, with their numbers, offsets and bits."""
     sources = [write_jsonl(tmp_path / "a.jsonl"), write_csv(tmp_path / "b.csv")]
@@ -151,6 +152,7 @@ def test_a_job_that_was_stopped_goes_on_in_the_middle_of_a_file(
     check_whole(out, tmp_path / "undisturbed")
 
 
+@pytest.mark.slow
 def test_parts_after_one_that_is_not_closed_are_counted_again(
     client: Client, small_model: Model, tmp_path: Path
 ) -> None:

@@ -240,6 +240,7 @@ def test_a_job_tells_who_has_read_its_records(
     assert all(f"\n| {reason} | " in explained for reason in BY_HOST)
 
 
+@pytest.mark.slow
 def test_more_ranges_than_processes_share_little_room(
     broadsheet_in_process: Command, small_model_file: Path, tmp_path: Path
 ) -> None:

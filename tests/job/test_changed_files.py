@@ -287,6 +287,7 @@ def test_what_cannot_be_is_refused(job: Run, days: Path, tmp_path: Path) -> None
     assert contents(tmp_path / "out") == before
 
 
+@pytest.mark.slow
 def test_a_bucket_has_what_a_disk_has(job: Run, days: Path, tmp_path: Path, s3: Folder) -> None:
     """Also where the update was interrupted."""
     in_bucket = partial(job, output=s3.url, endpoint=s3.endpoint)

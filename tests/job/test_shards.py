@@ -126,6 +126,7 @@ def test_a_merge_that_was_interrupted_is_finished_as_if_it_had_not_been(shares: 
     check_whole(out, tmp_path / "whole")
 
 
+@pytest.mark.slow
 def test_what_is_not_one_whole_job_is_not_merged(
     corpus: Path, shares: list[Path], options: dict, tmp_path: Path, broadsheet_here: CommandHere
 ) -> None:

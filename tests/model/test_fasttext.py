@@ -346,6 +346,7 @@ def test_sizes_that_no_memory_would_hold_are_refused(tmp_path: Path) -> None:
         load_model(tmp_path / "long.bin")
 
 
+@pytest.mark.slow
 def test_a_large_table_is_one_mapping_for_all_processes(client: Client, tmp_path: Path) -> None:
     file = tmp_path / "large.bin"
     write_file(file, branch(64, 2, (2, 4), 530_000, folded=False, classes=70))

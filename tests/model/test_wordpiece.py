@@ -87,6 +87,7 @@ def test_tokens_are_those_of_the_library(encoder: tuple[Encoder, Tokenizer], tex
     assert tokens(ours, texts, most) == (expected, [len(one) > most for one in whole])
 
 
+@pytest.mark.slow
 @needs_minilm
 def test_each_code_point_becomes_what_the_library_makes_of_it(encoder: tuple[Encoder, Tokenizer]) -> None:
     ours, library = encoder

@@ -148,6 +148,7 @@ def test_parts_have_the_target_size_and_those_that_are_large_stay(label: Run, to
     verify(out, input=True, root=top / "in")
 
 
+@pytest.mark.slow
 def test_many_small_files_and_many_labels_become_few_parts(label: Run, tmp_path: Path) -> None:
     """In one run, and the summary says so. Rows of several folders are joined folder by folder."""
     for number in range(30):
@@ -290,6 +291,7 @@ def test_files_that_were_not_wholly_readable_keep_their_parts(label: Run, top: P
     assert (verify(out, input=True, root=top / "in").rows_read, verify(out).problems) == (182, ())
 
 
+@pytest.mark.slow
 def test_a_bucket_has_what_a_disk_has(label: Run, top: Path, s3: Folder) -> None:
     label(top / "in", s3.url, endpoint=s3.endpoint)
     compact(s3.url, 60, endpoint=s3.endpoint)

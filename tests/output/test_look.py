@@ -156,6 +156,7 @@ def frame_of(folder: Path) -> pd.DataFrame:
     return pd.read_parquet(folder / "parts", partitioning=None)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("swapped", [False, True])
 def test_two_jobs_differ_where_a_join_says_so(jobs: Path, swapped: bool) -> None:
     names = ("two", "one") if swapped else ("one", "two")

@@ -94,6 +94,7 @@ def test_what_is_read_is_never_written_to(run: Run, s3: Folder, broadsheet_in_pr
         assert s3.contents() == before, command
 
 
+@pytest.mark.slow
 def test_rows_of_a_job_in_a_bucket_are_chosen_into_a_bucket_or_nothing_is(
     run: Run, s3: Folder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -284,6 +285,7 @@ def test_an_outage_is_outlasted(run: Run, s3: Folder, proxy: Proxy, on_disk: dic
     assert "store" in pa.ipc.open_file(s3.read(spans)).read_all()["lane"].to_pylist()
 
 
+@pytest.mark.slow
 def test_an_overloaded_store_is_waited_for_from_the_first_request_on(s3: Folder, proxy: Proxy) -> None:
     """And that is noted. Where none answers, its address may be wrong: that is said within seconds."""
     client, clock = bucket_client(f"s3://{BUCKET}", proxy.url), JumpingClock()

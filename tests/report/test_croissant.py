@@ -104,6 +104,7 @@ SCHEMA_ORG = {"name", "description", "version", "datePublished", "distribution",
 """The names that stand for those of schema.org, the vocabulary of what has no prefix."""
 
 
+@pytest.mark.slow
 def test_the_card_describes_the_parts(made: tuple[Path, dict[str, Any]]) -> None:
     """Its pattern finds all of them and nothing else, and each column is where it says."""
     out, card = made

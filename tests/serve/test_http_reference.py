@@ -92,6 +92,7 @@ ANYTHING = st.recursive(
 )
 
 
+@pytest.mark.slow
 def test_no_request_that_the_document_describes_or_nearly_so_ends_in_500(server: Server) -> None:
     document = httpx.get(f"{server.url}/openapi.json", timeout=240).json()
     schema = document["components"]["schemas"]["ClassifyRequest"]

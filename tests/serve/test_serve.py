@@ -83,6 +83,7 @@ def metric(server: Server, name: str) -> float:
     return sum(float(line.rpartition(" ")[2]) for line in found)
 
 
+@pytest.mark.slow
 def test_served_labels_are_those_of_a_job_to_the_bit(server: Server, folder: Path, tmp_path: Path) -> None:
     """Whatever the texts are batched with: requests of all sizes, for two models, at once, as JSON and as Arrow."""
     texts, jobs, lines = mixed_texts(60, seed=1), {}, {}

@@ -56,6 +56,7 @@ def server(certificate: Path, small_model_file: Path, tmp_path_factory: pytest.T
         yield found
 
 
+@pytest.mark.slow
 def test_who_shows_the_token_over_tls_is_answered(server: Server, certificate: Path) -> None:
     with server.client(token=TOKEN, certificates=certificate) as client:
         answers: list[dict[str, Any]] = []
@@ -266,6 +267,7 @@ def connected(server: Server) -> socket.socket:
     return socket.create_connection(urlsplit(server.url).netloc.split(":"), timeout=240)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("which", ["http_process", "engine_process", ""])
 def test_a_lone_client_is_answered_however_late_it_is_read(slow_to_read: Server, which: str) -> None:
     """Nobody else asks: whichever process was held up, and for however long."""

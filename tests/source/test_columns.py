@@ -78,6 +78,7 @@ def test_every_column_of_a_parquet_file_keeps_its_type(client: Client, small_mod
         classify(tmp_path / "in.parquet", model=small_model, client=client, keep="label")
 
 
+@pytest.mark.slow
 def test_keys_that_the_first_lines_lack_are_not_lost_in_silence(
     client: Client, small_model: Model, tmp_path: Path
 ) -> None:

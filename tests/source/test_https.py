@@ -86,6 +86,7 @@ def test_a_small_object_is_read_whole(
     assert len((tmp_path / "out.jsonl").read_text().splitlines()) == (0 if name == "none.json" else ROWS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_ends_a_job_that_reads_the_head_of_a_slow_object(web: Web, number: int, tmp_path: Path) -> None:
     """The whole head would take a quarter of an hour."""

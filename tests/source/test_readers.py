@@ -201,6 +201,7 @@ class Warned(Progress):
         self.messages.append(message)
 
 
+@pytest.mark.slow
 def test_a_file_that_kills_every_reader_is_set_aside(
     reading: Client, small_model: Model, large: Path, tmp_path: Path
 ) -> None:

@@ -114,6 +114,7 @@ def assert_asked_where_it_matters(model: Model, encoder: Model, by: Any) -> None
     np.testing.assert_array_equal(answers(again, new).all_scores, chained.all_scores)
 
 
+@pytest.mark.slow
 def test_a_chain_of_classes_asks_about_what_may_be_above_its_cut(chain: Model, class_judge: Path) -> None:
     assert_asked_where_it_matters(chain, load_model(class_judge), lambda found: found.all_scores[:, 1])
     assert chain.card["network asked"]["promise"].items() >= {"top": 0.3, "of": "class 1", "recall": 0.9}.items()
@@ -133,6 +134,7 @@ def test_a_chain_of_classes_asks_about_what_may_be_above_its_cut(chain: Model, c
         assert dict(result.recalls)[share] == pytest.approx(wanted[best].sum() / wanted.sum())
 
 
+@pytest.mark.slow
 def test_a_chain_of_numbers_from_the_command_to_a_job(
     number_judge: Path, tmp_path: Path, broadsheet_here: CommandHere
 ) -> None:
@@ -225,6 +227,7 @@ def test_the_bound_is_that_of_the_binomial(rows: int, share: float) -> None:
     assert binom.cdf(lost + 1, rows, 1 - share) > 0.05 * (1 - 1e-9)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["number", "class", "labels"])
 def test_a_promise_holds_on_rows_that_nobody_fitted(
     student: Model, number_judge: Path, chain: Model, class_judge: Path, kind: str

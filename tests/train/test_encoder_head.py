@@ -200,6 +200,7 @@ def test_an_encoder_that_is_none_is_told(tmp_path: Path) -> None:
         trained(tmp_path)
 
 
+@pytest.mark.slow
 def test_an_encoder_teaches_without_pytorch(tmp_path: Path) -> None:
     """It knows words that no labelled row has. One that is not for our kernels is PyTorch's, which is not there."""
     labelled = pa.table({"text": ["bank", "profit", "oil", "moon", "comet", "orbit"] * 5, "kind": [*"mmmsss"] * 5})

@@ -134,6 +134,7 @@ def models(sources: dict[str, Any]) -> dict[str, Model]:
     return {way.__name__: trained(sources[way.__name__]) for way in ways}
 
 
+@pytest.mark.slow
 def test_every_spelling_of_a_value_is_the_same_label(sources: dict[str, Any], models: dict[str, Model]) -> None:
     assert {len(model.classes) for model in models.values()} == {2}
     for way, other in product(models, sources):
@@ -236,6 +237,7 @@ def with_class_label(kind: str, folder: Path) -> Any:
     return folder / f"hub.{kind}"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["parquet", "arrow", "memory"])
 def test_names_in_the_file_win(client: Client, named: Model, tmp_path: Path, kind: str) -> None:
     """The model's classes are in another order than the file's, and -1 stands for no label."""
@@ -314,6 +316,7 @@ def test_labels_that_name_no_class_are_named(broadsheet_here: CommandHere, named
     assert any("not judged" in hint for hint in json.loads(shown.splitlines()[0])["hints"])
 
 
+@pytest.mark.slow
 def test_the_estimator_of_scikit_learn_reads_labels_alike(models: dict[str, Model]) -> None:
     from broadsheet.pipeline.sklearn import TextClassifier
 
