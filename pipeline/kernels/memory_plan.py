@@ -155,10 +155,10 @@ def places(arrays: Shapes) -> tuple[dict[str, ArrayPlace], int]:
     return by_name, end
 
 
-def small_bytes(layers: Sequence[Layer], most: int) -> tuple[int, int]:
-    """Return the bytes for the text and for the results of small batches with up to `most` articles."""
+def small_bytes(layers: Sequence[Layer], articles: int) -> tuple[int, int]:
+    """Return the bytes for the text and for the results of small batches with up to `articles` articles."""
     classes = layers[-1].outputs
-    return places(small_input(layers, most))[1], places(result_shapes(layers, most, classes))[1]
+    return places(small_input(layers, articles))[1], places(result_shapes(layers, articles, classes))[1]
 
 
 SLOTS = 4
