@@ -129,7 +129,7 @@ def vectors(
     data: NDArray[np.uint8],
     offsets: NDArray[np.int64],
     device: str = "auto",
-    done: Callable[[int], None] = lambda rows: None,
+    tell: Callable[[int], None] = lambda rows: None,
 ) -> Floats:
     """Return the vectors of N texts. A CPU computes them if "auto" finds no GPU, and texts that overflow in 16 bits.
 
@@ -141,7 +141,7 @@ def vectors(
         The texts, as in `WordPiece.of_texts`.
     device : str
         See `open_engine`.
-    done : callable
+    tell : callable
         A function that is called from time to time with the number of finished texts.
 
     Returns
@@ -166,7 +166,7 @@ def vectors(
             offsets_here = offsets[first : first + size + 1]
             part = Texts(data[offsets_here[0] : offsets_here[-1]], offsets_here - offsets_here[0])
             parts.append(compute.of_texts(part, False, None)[0].reshape(len(part), encoder.outputs))
-            done(first + len(part))
+            tell(first + len(part))
     out = np.concatenate(parts)
     overflowed = ~np.asarray(np.isfinite(out).all(axis=1))
     if where == "cuda" and overflowed.any():

@@ -208,14 +208,14 @@ class OnTorch:
         heads = [model if other is self else other._model for other in models]
         sizes = np.array([len(one.ids) for one in encoded], np.int64)
         order = np.argsort(-sizes, kind="stable")
-        done: list[list[Any]] = []
+        results_of_batches: list[list[Any]] = []
         for rows in self._batches(sizes[order]):
-            done += self._in_halves(model, heads, [encoded[row] for row in order[rows]])
+            results_of_batches += self._in_halves(model, heads, [encoded[row] for row in order[rows]])
         results = []
         for place, other in enumerate(models):
             out = np.empty((len(encoded), other.encoder.outputs), np.float32)
-            if done:
-                found = torch.cat([batch[place] for batch in done]).float().cpu().numpy()
+            if results_of_batches:
+                found = torch.cat([batch[place] for batch in results_of_batches]).float().cpu().numpy()
                 if found.shape != out.shape:
                     raise ModelError(
                         f"{other.encoder.settings.family} gives {found.shape[1:]} values for a text, not "
