@@ -422,14 +422,14 @@ def _plan(plan: SavedPlan, joined: Sequence[_Joined], part_rows: int) -> SavedPl
     return msgspec.structs.replace(
         plan,
         version=COMPACTING,
-        files=tuple(file for together in of for files in together for file in files.files),
-        groups=tuple(sum(len(files.files) for files in together) for together in of),
+        files=tuple(file for range_files in of for files in range_files for file in files.files),
+        groups=tuple(sum(len(files.files) for files in range_files) for range_files in of),
         parts=UNSET,
         first_group=plan.ranges,
         problems=(),
         unread=(),
         whole=UNSET,
-        withdrawn=tuple(number for together in of for files in together for number in files.numbers),
+        withdrawn=tuple(number for range_files in of for files in range_files for number in files.numbers),
         compacted=part_rows,
     )
 

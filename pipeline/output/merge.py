@@ -128,8 +128,8 @@ def merge(
     schema = first.folder.schema(first.manifest)
 
     # Commit the chunks of every share that are not there yet, and finish the job.
-    done = begin(place, fingerprint, schema, msgspec.json.encode(plan) + b"\n", resume, overwrite)
-    counted = {name: entry.digest for name, entry in done.chunks.items()}
+    committed = begin(place, fingerprint, schema, msgspec.json.encode(plan) + b"\n", resume, overwrite)
+    counted = {name: entry.digest for name, entry in committed.chunks.items()}
     readers = place.store.readers
     with threads(readers) as pool:
         calls = (

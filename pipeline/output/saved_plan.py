@@ -176,8 +176,8 @@ def ranges_with(plan: SavedPlan, paths: Collection[str]) -> tuple[int, ...]:
 def files_of(saved: SavedPlan) -> list[tuple[ListedFile, ...]]:
     """Return the files of each range."""
     ends = list(accumulate(saved.groups))
-    together = [saved.files[end - count : end] for end, count in zip(ends, saved.groups, strict=True)]
-    return [files for files, parts in zip(together, parts_of_saved(saved), strict=True) for _ in range(parts)]
+    files_of_groups = [saved.files[end - count : end] for end, count in zip(ends, saved.groups, strict=True)]
+    return [files for files, parts in zip(files_of_groups, parts_of_saved(saved), strict=True) for _ in range(parts)]
 
 
 def _saved_parts(parts: Sequence[int]) -> tuple[int, ...] | UnsetType:
