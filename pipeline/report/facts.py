@@ -56,11 +56,11 @@ class Growth:
     put_off: int = 0
 
     def __str__(self) -> str:
-        done = [counted(self.new, "new file")] if self.new else []
-        done += [f"{count:,} {what}" for count, what in ((self.again, "changed"), (self.removed, "removed")) if count]
-        if (self.later or self.put_off) and not done:
+        parts = [counted(self.new, "new file")] if self.new else []
+        parts += [f"{count:,} {what}" for count, what in ((self.again, "changed"), (self.removed, "removed")) if count]
+        if (self.later or self.put_off) and not parts:
             return ""
-        return f"{', '.join(done) or 'nothing new'}; {counted(self.before, 'file')} labelled before"
+        return f"{', '.join(parts) or 'nothing new'}; {counted(self.before, 'file')} labelled before"
 
     @property
     def lines(self) -> list[str]:

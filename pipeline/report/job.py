@@ -79,9 +79,9 @@ class JobReport:
 
         The folder is kept if it says why some rows are not in the file.
         """
-        keep = bool(self.rows_quarantined or self.tally.problems or self.exit_code)
-        self.results.write(file, keep)
-        if keep:
+        keep_folder = bool(self.rows_quarantined or self.tally.problems or self.exit_code)
+        self.results.write(file, keep_folder)
+        if keep_folder:
             self.run.remarks.append(f"what is not in {file.place}, and why, is in the folder {file.folder}")
         return replace(self, job=replace(self.job, output=str(file.place), repair_flags="--overwrite"))
 

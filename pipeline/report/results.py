@@ -169,9 +169,9 @@ class Results:
                 break
         return rows
 
-    def each_quarantined(self, most: int) -> Iterator[tuple[str, str]]:
-        """Yield the file and the reason of each quarantined row, up to a limit. most: the limit of rows."""
-        left = most
+    def each_quarantined(self, limit: int) -> Iterator[tuple[str, str]]:
+        """Yield the file and the reason of each quarantined row, for at most `limit` rows."""
+        left = limit
         for table in self._quarantined():
             part = table.slice(0, left)
             yield from zip(part.column("file").to_pylist(), part.column("reason").to_pylist(), strict=True)
