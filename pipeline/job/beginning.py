@@ -100,10 +100,10 @@ def refuse_files(source: Any, output: Location | None, models: Iterable[str], op
     refuse_outputs(written, may_replace, read, str(output) if isinstance(output, Path) else None)
 
 
-def named_input(source: Any, models: Models, options: Options, **how: Any) -> Given:
-    """Return the input of a job, before it is planned. how: more keywords for `identify`, which raises UsageError."""
+def named_input(source: Any, models: Models, options: Options, **keywords: Any) -> Given:
+    """Return the input of a job, before it is planned. keywords: more of `identify`, which may raise UsageError."""
     named: dict[str, Any] = {name: getattr(options, name) for name in ("root", "endpoint", "input_format")}
-    return identify(source, len(models.first.alphabet), models.first.length, **named, **how)
+    return identify(source, len(models.first.alphabet), models.first.length, **named, **keywords)
 
 
 def rooted(source: Any, options: Options) -> Options:
@@ -385,8 +385,8 @@ def asked_update(folder: OutputFolder, now: Files, changed: bool) -> Update | No
     manifest = folder.manifest() if folder.is_begun else None
     if manifest is None or manifest.totals is None:
         return None
-    begun = _unfinished(folder, manifest, now, changed)
-    return begun or update_of(folder, manifest, now, None, changed)
+    unfinished = _unfinished(folder, manifest, now, changed)
+    return unfinished or update_of(folder, manifest, now, None, changed)
 
 
 def update_of(

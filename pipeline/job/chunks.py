@@ -242,8 +242,8 @@ def _count_earlier(report: JobReport, before: Entries) -> None:
 def _close_range(report: JobReport, end: RangeEnd) -> None:
     """Count the problems of the files of a range."""
     amiss = {path for path, _ in end.problems}
-    kept = amiss if len(end.files) > 1 else {path for path, _ in end.files}
-    report.run.rows_of.update({path: rows for path, rows in end.files if rows and path in kept})
+    named_paths = amiss if len(end.files) > 1 else {path for path, _ in end.files}
+    report.run.rows_of.update({path: rows for path, rows in end.files if rows and path in named_paths})
     report.tally.close(end.problems, end.unread)
     report.run.reach.close(end)
 

@@ -115,11 +115,11 @@ def _run_together(run: _Run, waiting: Iterator[Source], strict: bool) -> Iterato
                 run.suspect(ended.source)
 
 
-def _next_of(waiting: Iterator[Source], most: int) -> tuple[list[Source], bool]:
-    """Return the next ranges, at most `most` and as many as come within a moment, and whether there are more."""
+def _next_of(waiting: Iterator[Source], limit: int) -> tuple[list[Source], bool]:
+    """Return the next ranges, at most `limit` and as many as come within a moment, and whether there are more."""
     sources: list[Source] = []
     began = time.monotonic()
-    while len(sources) < most and time.monotonic() - began < _SUBMIT_SECONDS:
+    while len(sources) < limit and time.monotonic() - began < _SUBMIT_SECONDS:
         source = next(waiting, None)
         if source is None:
             return sources, False
@@ -131,8 +131,8 @@ def _events(result: RangeResult | SetAside) -> Iterator[Event]:
     if isinstance(result, SetAside):
         yield result
         return
-    for number, done in enumerate(result.chunks):
-        yield replace(done, shown=Shown() if number else result.shown)
+    for number, chunk in enumerate(result.chunks):
+        yield replace(chunk, shown=Shown() if number else result.shown)
     if result.end is not None:
         yield result.end
     elif not result.is_whole:

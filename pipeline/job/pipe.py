@@ -137,13 +137,13 @@ def pipe(
     """
     models = load_models(model, options.network, options.preparation)
     with opened(models.loaded, options.device, options.precision, options.kernels) as engines:
-        most = engines[0].batch or _ROWS_A_CORE * available_cores()
+        batch_rows = engines[0].batch or _ROWS_A_CORE * available_cores()
         piped = Piped(models)
         began = time.perf_counter()
-        selection, pieces = _opened(source, models, options, most, piped)
+        selection, pieces = _opened(source, models, options, batch_rows, piped)
         labelling = _Columns(engines, selection, options, kind, piped)
         writer = _RowWriter(PART_FORMATS[kind], labelling.schema)
-        for batch in _batches(pieces, most):
+        for batch in _batches(pieces, batch_rows):
             table = labelling.of(batch)
             bad = _first_bad(table) if options.strict else None
             write(writer.bytes_of(table if bad is None else table.slice(0, bad)))
@@ -158,7 +158,7 @@ def pipe(
 
 
 def _opened(
-    source: Stdin | Paths, models: Models, options: Options, most: int, piped: Piped
+    source: Stdin | Paths, models: Models, options: Options, batch_rows: int, piped: Piped
 ) -> tuple[Selection, Iterator[Chunk]]:
     """Return the selection with its columns resolved, and an iterator of the rows in input order.
 
@@ -170,7 +170,7 @@ def _opened(
         The models that label it.
     options : Options
         The options of the job.
-    most : int
+    batch_rows : int
         The most rows to read at once.
     piped : Piped
         The counts, to which problems of files are added when they are met.
@@ -180,10 +180,10 @@ def _opened(
     refuse_files(source, None, (), options)
     if isinstance(source, Stdin):
         selection = source.open(asked)
-        return selection, _of_stdin(first_chunks(source.arriving(selection, most), options.limit))
+        return selection, _of_stdin(first_chunks(source.arriving(selection, batch_rows), options.limit))
     given = named_input(source, models, options)
     asked = with_class_numbers(given, asked)
-    planned = open_input(given, asked, options.chunk_size or most, limit=options.limit)
+    planned = open_input(given, asked, options.chunk_size or batch_rows, limit=options.limit)
     if isinstance(given, Files):
         piped.left_out, piped.files = given.left_out, len(given.found) + len(given.problems)
     piped.problems += [message for _, message in planned.problems]
@@ -208,8 +208,8 @@ def _of_stdin(chunks: Iterable[Chunk]) -> Iterator[Chunk]:
         row += chunk.rows_read
 
 
-def _batches(pieces: Iterator[Chunk], most: int) -> Iterator[Chunk]:
-    """Yield what has been read by the time that a batch is wanted, about `most` rows at the most.
+def _batches(pieces: Iterator[Chunk], batch_rows: int) -> Iterator[Chunk]:
+    """Yield what has been read by the time that a batch is wanted, about `batch_rows` rows at the most.
 
     It waits only for the first row of a batch. An error of reading is raised after the rows before it.
     """
@@ -230,7 +230,7 @@ def _batches(pieces: Iterator[Chunk], most: int) -> Iterator[Chunk]:
         item = arrived.get()
         while isinstance(item, Chunk):
             held.append(item)
-            if sum(chunk.rows_read for chunk in held) >= most:
+            if sum(chunk.rows_read for chunk in held) >= batch_rows:
                 break
             try:
                 item = arrived.get_nowait()

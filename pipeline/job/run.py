@@ -167,8 +167,8 @@ def prepare(request: Request) -> Prepared:
     refuse_files(request.source, folder.path if folder else None, models, options)
     if options.resume and isinstance(request.source, Stdin):
         raise UsageError("stdin cannot be read a second time, so its job cannot be resumed: save it to a file first")
-    how = {"whole_hash": options.hash == "full", "by_content": folder is not None}
-    given = named_input(request.source, request.models, options, **how)
+    hashing = {"whole_hash": options.hash == "full", "by_content": folder is not None}
+    given = named_input(request.source, request.models, options, **hashing)
     files = given.found if isinstance(given, Files) else ()
     remote = [file.location for file in files if is_url(file.location)]  # `refuse_files` does not list these
     refuse_outputs({}, True, lambda: remote, str(folder.path) if folder else None)
@@ -365,8 +365,8 @@ def _start_engines(client: Client, prepared: Prepared) -> Engines:
     stored = sum(file.stored for file in given.found) if isinstance(given, Files) else 0
     at_once = 0 if stored <= SMALL_BYTES else -(-stored // _BYTES_OF_A_READER)
     reading = partial(read_in_processes, at_once=at_once)
-    how = (options.device, options.precision, options.kernels, options.allow_mixed, reading)
+    engine_options = (options.device, options.precision, options.kernels, options.allow_mixed, reading)
     with Watchdog(client, "the model is not loaded", request.progress.warn, request.progress.patience):
-        started = [start_engines(client, model, *how) for model in request.models.loaded]
+        started = [start_engines(client, model, *engine_options) for model in request.models.loaded]
     keys, backends = zip(*started, strict=True)
     return Engines(keys, backends[0], time.perf_counter() - began)
