@@ -390,7 +390,7 @@ def evaluate(
 
     # Compute the figures over all rows.
     labels, scores, before, truth = (np.concatenate(column) for column in zip(*parts, strict=True))
-    right, kept = labels == truth, scores >= (abstain or 0)
+    right, is_kept = labels == truth, scores >= (abstain or 0)
     thresholds = []
     if precision_target is not None:
         thresholds.append(threshold(scores, right, precision_target))
@@ -399,14 +399,14 @@ def evaluate(
     return Evaluation(
         model=loaded.name,
         backend=str(backend),
-        confusion=confusion_of([(NO_TRUTH, 0, without_truth), *count_pairs(truth[kept], labels[kept])], classes),
+        confusion=confusion_of([(NO_TRUTH, 0, without_truth), *count_pairs(truth[is_kept], labels[is_kept])], classes),
         mistakes=tuple(worst),
         quarantined=quarantined,
         overflowed=overflowed,
         reliability=reliability(scores, right),
         uncalibrated=reliability(before, right) if has_before else None,
         thresholds=tuple(thresholds),
-        abstained=int((~kept).sum()),
+        abstained=int((~is_kept).sum()),
         networks=_compared(by_way, truth, rows_read) if given_model.cascade else {},
         found=finding.figures(),
         recalls=finding.recalls(),
