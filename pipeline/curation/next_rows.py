@@ -130,10 +130,10 @@ def next_rows(
     text_column = text_columns(loaded, text_column, options)
     engine = {name: options.pop(name, SCORE[name].default) for name in ("device", "precision", "kernels", "network")}  # type: ignore[misc]
     loaded = loaded.asking(str(engine.pop("network")))
-    kept = tuple(name for name in (id_column, label_column) if name is not None)
+    kept_columns = tuple(name for name in (id_column, label_column) if name is not None)
     labels = () if label_column is None else (label_column,)
-    how: dict[str, Any] = {"kept": kept, "labels": labels, "reads": MOST_READ}
-    given, selection = chosen_input(source, text_column, options, loaded.alphabet, loaded.length, **how)
+    reading: dict[str, Any] = {"kept": kept_columns, "labels": labels, "reads": MOST_READ}
+    given, selection = chosen_input(source, text_column, options, loaded.alphabet, loaded.length, **reading)
     seen = set() if decided is None else {decision.key for decision in read_decisions(Path(decided))}
 
     def unlabelled(chunks: Iterable[Chunk]) -> Iterable[Chunk]:
@@ -144,7 +144,7 @@ def next_rows(
             if which.any():
                 yield chunk.take(which)
 
-    most = max(count, min(_CANDIDATES * count, _MOST_CANDIDATES))
+    candidates_to_keep = max(count, min(_CANDIDATES * count, _MOST_CANDIDATES))
     candidates: dict[str, _Candidate] = {}
     first = 0
     with scored_rows([loaded], given, selection, **engine, chosen=unlabelled) as (_, chunks):
@@ -154,7 +154,7 @@ def next_rows(
             for key, candidate in found.items():
                 if key not in seen:
                     candidates.setdefault(key, candidate)
-            least = heapq.nsmallest(most, candidates.items(), key=lambda item: item[1][:2])
+            least = heapq.nsmallest(candidates_to_keep, candidates.items(), key=lambda item: item[1][:2])
             candidates = dict(least)
     if not candidates:
         raise UsageError("there is no row to label: each has a label, or a decision, or no text")

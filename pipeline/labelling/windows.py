@@ -118,16 +118,16 @@ class Windows:
         for model in models.every:
             if self.in_tokens and model.window != WHOLE:
                 raise UsageError(f"windows of tokens are for models of fastText's, and encoders, not {model.name}")
-            length, most, framing, unit = self.length(model), model.window, 0, "characters"
+            length, room, framing, unit = self.length(model), model.window, 0, "characters"
             if self._tokens_of(model) and model.encoder is not None:
-                most, framing, unit = model.encoder.settings.most_tokens, model.encoder.framing, "tokens"
+                room, framing, unit = model.encoder.settings.most_tokens, model.encoder.framing, "tokens"
             if length < 1:
                 raise UsageError(f"a window of {self.size} tokens has none of a text: {framing} frame it")
             what = "overlap" if self.overlap >= length else "a window"
-            if self.overlap >= length or length + framing > most:
+            if self.overlap >= length or length + framing > room:
                 given, least = (self.overlap, "below") if what == "overlap" else (length + framing, "at most")
-                most -= framing if what == "overlap" else 0
-                raise UsageError(f"{what} is {given:,}: it must be {least} the {most:,} {unit} that {model.name} reads")
+                room -= framing if what == "overlap" else 0
+                raise UsageError(f"{what} is {given:,}: it must be {least} the {room:,} {unit} that {model.name} reads")
         is_whole = self.part or self.in_tokens or any(model.preparation or model.encoder for model in models.every)
         return WHOLE if is_whole else max(self.reads(self.length(model)) for model in models.every)
 
@@ -164,8 +164,8 @@ class Windows:
         """
         # Leave texts that are encoded already, and the wrappers of engines, to the engine.
         if isinstance(engine, Wrapped):
-            how = (top_k, all_scores, spans, each_kernel, turn)
-            return engine.through(texts, lambda inner, own: self.classify(inner, own, *how))
+            options = (top_k, all_scores, spans, each_kernel, turn)
+            return engine.through(texts, lambda inner, own: self.classify(inner, own, *options))
         length, many = self.length(engine.model), len(texts)
         if texts.ids is not None:
             predictions = engine.classify(texts, top_k, all_scores, spans, each_kernel, turn)
@@ -187,7 +187,7 @@ class Windows:
             return replace(predictions, n_chars=n_chars, truncated=truncated, n_windows=counts)
 
         # Label the windows, and add their scores to those of their texts.
-        together = _Together(many, engine.model, self.score)
+        sums_of_texts = _Together(many, engine.model, self.score)
         is_reached = cut or self.part or sizes.max(initial=0) <= self.reads(length)
         reached = whole if is_reached else self._slice(whole, 0, self.reads(length))
         pieces_of = self._parts if self.part else self._pieces
@@ -195,19 +195,19 @@ class Windows:
             windows = pa.concat_arrays([piece.texts for piece in pieces])
             own = Texts(*buffers_of(windows), sharing=texts.sharing)
             predictions = engine.classify(own, 1, True, spans, each_kernel, turn)
-            together.saturated += predictions.saturated
-            together.asked += predictions.asked
+            sums_of_texts.saturated += predictions.saturated
+            sums_of_texts.asked += predictions.asked
             first = 0
             for piece in pieces:
                 if predictions.all_scores is not None:
                     scores = predictions.all_scores
                     if engine.model.levels is not None:
                         scores = np.concatenate([scores, predictions.scores], axis=1)
-                    together.add(piece.rows, scores[first : first + len(piece.rows)])
+                    sums_of_texts.add(piece.rows, scores[first : first + len(piece.rows)])
                 first += len(piece.rows)
 
         # Choose the labels by the scores of the texts, and count unknown characters.
-        scores = together.scores(counts)
+        scores = sums_of_texts.scores(counts)
         if engine.model.levels is None:
             labels, best = best_of(scores, min(top_k, scores.shape[1]))
         else:
@@ -216,7 +216,7 @@ class Windows:
         every, unknown = scores if all_scores else None, np.zeros(many, np.int64)
         if engine.model.has_network:
             unknown = count_unknown(*buffers_of(self._reached(reached, sizes, length)), engine.model.alphabet)
-        sums = together.saturated, counts, together.asked
+        sums = sums_of_texts.saturated, counts, sums_of_texts.asked
         return Predictions(labels, best, every, n_chars, truncated, unknown, *sums)
 
     def _pieces(self, texts: pa.Array, counts: NDArray[np.int64], length: int) -> Iterator[_Piece]:
