@@ -132,7 +132,7 @@ def next_rows(
     loaded = loaded.asking(str(engine.pop("network")))
     kept_columns = tuple(name for name in (id_column, label_column) if name is not None)
     labels = () if label_column is None else (label_column,)
-    reading: dict[str, Any] = {"kept": kept_columns, "labels": labels, "reads": MOST_READ}
+    reading: dict[str, Any] = {"kept_columns": kept_columns, "labels": labels, "reads": MOST_READ}
     given, selection = chosen_input(source, text_column, options, loaded.alphabet, loaded.length, **reading)
     seen = set() if decided is None else {decision.key for decision in read_decisions(Path(decided))}
 

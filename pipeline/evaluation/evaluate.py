@@ -524,7 +524,7 @@ def evaluate_labels(
         raise UsageError(f"{loaded.name} gives each text one label: evaluate() is for such models")
     options = joined_as(loaded, text_column, options)
     text_column, label_column = text_columns(loaded, text_column, options), label_column_of(loaded, label_column)
-    wanted: dict[str, Any] = {"kept": (label_column,), "labels": (label_column,), "classes": loaded.classes}
+    wanted: dict[str, Any] = {"kept_columns": (label_column,), "labels": (label_column,), "classes": loaded.classes}
     wanted["reads"] = loaded.reads
     given, selection = chosen_input(source, text_column, options, loaded.alphabet, loaded.length, **wanted)
     numbers_from = class_numbers_from(given, selection, label_column, several=True, separator=label_separator)

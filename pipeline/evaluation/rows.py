@@ -43,7 +43,7 @@ def chosen_input(
     alphabet: Alphabet,
     length: int,
     whole_hash: bool = False,
-    **more: Any,
+    **attributes: Any,
 ) -> tuple[Given, Selection]:
     """Return an input, and the selection of its columns, as `classify` names them. Raises UsageError like `classify`.
 
@@ -55,7 +55,7 @@ def chosen_input(
         The alphabet and the length of the model, for files that are encoded already.
     whole_hash : bool
         Whether to identify the input by a hash of its content.
-    **more
+    **attributes
         Further attributes of the selection.
 
     """
@@ -63,8 +63,8 @@ def chosen_input(
     names = {"endpoint": checked.endpoint, "input_format": checked.input_format}
     given = identify(source, len(alphabet), length, whole_hash=whole_hash, by_content=whole_hash, **names)
     dialect = {name: getattr(checked, name) for name in ("encoding", "delimiter", "quote", "escape")}
-    more = {**dialect, "join": checked.join or "", **more}
-    selection = Selection(checked.text_column, header=checked.columns, rules=checked.label_rules, **more)
+    attributes = {**dialect, "join": checked.join or "", **attributes}
+    selection = Selection(checked.text_column, header=checked.columns, rules=checked.label_rules, **attributes)
     return given, selection
 
 

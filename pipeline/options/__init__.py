@@ -274,7 +274,7 @@ class Options(TABLE.made("Options")):  # type: ignore[misc]
             raise UsageError(f"abstain is {self.abstain!r}, it must be a score above 0, up to 1")
         if self.where is not None:
             Where(self.where)
-        refuse_unfit(self, self._kept)
+        refuse_unfit(self, self._kept_columns)
         refuse_unfit_share(self.shard, self.update, self.limit)
         self._refuse_unfit_parts()
         most_allowed("max_quarantined", self.max_quarantined, 0, "rows")
@@ -295,7 +295,7 @@ class Options(TABLE.made("Options")):  # type: ignore[misc]
         return Options(**{**vars(self), **options})
 
     @property
-    def _kept(self) -> tuple[str, ...]:
+    def _kept_columns(self) -> tuple[str, ...]:
         return tuple(dict.fromkeys((*self.id_column, *self.keep)))
 
     @property
@@ -315,7 +315,7 @@ class Options(TABLE.made("Options")):  # type: ignore[misc]
         return Selection(
             text=text,
             join=join,
-            kept=self._kept,
+            kept_columns=self._kept_columns,
             truth=self.label_column,
             header=self.columns,
             classes=models.classes,
@@ -386,7 +386,7 @@ class Options(TABLE.made("Options")):  # type: ignore[misc]
             "text_columns": text,
             "join": join or None,
             "truth_column": self.label_column,
-            "kept_columns": self._kept,
+            "kept_columns": self._kept_columns,
             "partition_by": self.partition_by if len(self.partition_by) > 1 else next(iter(self.partition_by), None),
             "truth": None if self.truth is None else digest_of(self.truth),
             "map_labels": None if self.map_labels is None else digest_of_label_map(self.map_labels),

@@ -230,7 +230,9 @@ def resolved(saved: SavedPlan, asked: Selection) -> Selection:
         what = f"the plan is damaged: no types of columns ({error})"
         raise OutputError(f"{what}. Start again with --overwrite") from error
     rules = _rules(saved, asked)
-    return replace(asked, text=chosen.text, kept=chosen.kept, kept_types=tuple(types.types), rules=rules)
+    return replace(
+        asked, text=chosen.text, kept_columns=chosen.kept_columns, kept_types=tuple(types.types), rules=rules
+    )
 
 
 def _rules(saved: SavedPlan, asked: Selection) -> LabelRules:
@@ -258,11 +260,11 @@ def plan_again(saved: SavedPlan, files: Sequence[InputFile], asked: Selection) -
 
 
 def _saved(selection: Selection) -> SavedSelection:
-    types = pa.schema(list(zip(selection.kept, selection.kept_types, strict=False)))
+    types = pa.schema(list(zip(selection.kept_columns, selection.kept_types, strict=False)))
     numbers_from = selection.rules.numbers_from
     return SavedSelection(
         text=selection.text,
-        kept=selection.kept,
+        kept_columns=selection.kept_columns,
         kept_types=schema_hex(types),
         truth=selection.truth,
         header=selection.header,

@@ -130,7 +130,7 @@ class Results:
 
     def _refuse_other_texts(self, frame: Any) -> None:
         """Raise UsageError if a frame has other texts than those that were classified, or in another order."""
-        asked = replace(self._selection, kept=(), kept_types=(), truth=None)
+        asked = replace(self._selection, kept_columns=(), kept_types=(), truth=None)
         names = [str(name) for name in _names(frame)]  # Arrow has strings as names
         # The texts of a list have no name, so they may be in any column.
         is_named = all(may_hold(names, [name]) for name in asked.text)

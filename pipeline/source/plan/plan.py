@@ -342,7 +342,7 @@ def plan_files(
 
 def _with_types(first: Schema, others: Sequence[InputFile], selection: Selection) -> Selection:
     """Return the selection with types of its kept columns that hold the values of the first file and of some others."""
-    if not selection.kept or not others:
+    if not selection.kept_columns or not others:
         return selection
     count = min(len(others), _FILES_WITH_TYPES)
     some = [others[i * (len(others) - 1) // max(count - 1, 1)] for i in range(count)]
