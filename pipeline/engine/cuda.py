@@ -263,7 +263,7 @@ class CudaEngine:
         """Return whether one graph can label these texts. It cannot if a profile watches each launch."""
         watched = self.network.watcher is not None
         here = texts.ids is None and _is_on_host(texts)
-        return here and len(texts) <= self.batch and not watched and self.small.take(texts.offsets)
+        return here and len(texts) <= self.batch and not watched and self.small.fits(texts.offsets)
 
     def _in_a_graph(self, texts: Texts, top_k: int, predictions: Predictions, spans: list[Span] | None) -> Sums:
         """Label a small batch with one CUDA graph."""

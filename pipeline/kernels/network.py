@@ -351,7 +351,7 @@ class Network:
     def _begin(self, slot: Slot) -> None:
         """Make the kernels wait for the slot's copy."""
         wait(self.compute, slot.copied_in)
-        record(slot.begun, self.compute)
+        record(slot.compute_begun, self.compute)
         slot.marks = []
 
     def _launch_ids(self, slot: Slot, ids: cp.ndarray, units: int, wanted: Wanted) -> None:

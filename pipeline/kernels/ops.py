@@ -96,7 +96,7 @@ class Operations:
         points = len(alphabet.points)
         self.launch(
             catalog.encode_kernel(),
-            (-(-texts.most // catalog.WARPS),),
+            (-(-texts.limit // catalog.WARPS),),
             (*texts, _int(length), _int(head_bytes(length)), _int(out.ids.shape[1]),
              alphabet.byte_ids, alphabet.points, alphabet.point_ids, _int(points), np.uint8(alphabet.unknown), *out),
         )  # fmt: skip
@@ -126,7 +126,7 @@ class Operations:
         kinds, pruned = branch.kinds, or_null(branch.pruned)
         self.launch(
             catalog.fasttext_kernel(branch.shape),
-            (-(-texts.most // catalog.WARPS), branch.shape.slabs),
+            (-(-texts.limit // catalog.WARPS), branch.shape.slabs),
             (*texts, branch.slots, np.uint32(len(branch.slots) - 1), branch.words, branch.ends,
              _int(branch.known), _int(branch.end), _int(kinds.words), *map(_int, kinds.characters),
              np.uint32(kinds.buckets), pruned, branch.table, np.int64(branch.table.shape[1]), branch.scale,
@@ -157,7 +157,7 @@ class Operations:
         kernel = catalog.ngrams_kernel(branch.kinds, 32 - branch.shift, branch.classes)
         self.launch(
             kernel,
-            (-(-texts.most // (kernel.threads // catalog.WARP)), len(branch.table)),
+            (-(-texts.limit // (kernel.threads // catalog.WARP)), len(branch.table)),
             (*texts, _int(branch.kinds.reads), branch.symbols, branch.letters, branch.table,
              _int(branch.shift), branch.scale, _int(branch.classes), out),
         )  # fmt: skip
@@ -303,7 +303,7 @@ class Operations:
 
         """
         count, closing = packing.counts[:1], packing.closing
-        self._product(rows, layer, weight, bias, count, closing, constant, out, packing.most, saturated)
+        self._product(rows, layer, weight, bias, count, closing, constant, out, packing.unit_limit, saturated)
 
     def norm_relu_pool(
         self, rows: cp.ndarray, layer: Layer, norm: DeviceNorm, packing: Packing, constant: cp.ndarray, out: cp.ndarray
