@@ -234,7 +234,7 @@ def _count_earlier(report: JobReport, before: Entries) -> None:
         report.tally.count_chunk(entry)
         report.run.reach.add(entry.chunk, entry.rows_read)
     for number, closing in before.closed.items():
-        if range_name(number) in before.done:
+        if range_name(number) in before.committed:
             _close_range(report, RangeEnd(number, closing.files, closing.chunks, closing.problems, closing.unread))
     report.run.chunks_before = len(before.chunks)
 

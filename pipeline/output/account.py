@@ -45,14 +45,14 @@ class Entries:
         return {n for n, end in closings if all(part_name(n, chunk) in self.chunks for chunk in range(end.chunks))}
 
     @cached_property
-    def done(self) -> set[str]:
+    def committed(self) -> set[str]:
         """The names of the chunks and of the groups that need not be read again."""
         return {*self.chunks, *map(range_name, self.whole)}
 
     def start_after(self, number: int, start: Start | None) -> Start | None:
         """Return where the next range begins in its file; None if it is unknown. start: the start of this range."""
         closing = self.closed.get(number)
-        if start is None or closing is None or closing.after is UNSET or range_name(number) not in self.done:
+        if start is None or closing is None or closing.after is UNSET or range_name(number) not in self.committed:
             return None
         return Start(start.row + (closing.files[0][1] or 0), closing.after)
 
