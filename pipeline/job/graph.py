@@ -280,7 +280,7 @@ class _Run:
             return
         if any(source.files for source in sources):
             self._listen()
-        sources = [self._starts.begun(source) for source in sources]
+        sources = [self._starts.with_start(source) for source in sources]
         contents = self._contents(sources)
         plain = [replace(source, content=None) if contents[i] else source for i, source in enumerate(sources)]
         tasks = self._map("label", label_range, sources, plain, contents, [alone] * len(sources), losses=losses)
@@ -294,7 +294,7 @@ class _Run:
             self._count_rows(source)
 
     def _count_rows(self, source: Range) -> None:
-        (task,) = self._map("count", count_rows, [source], [self._starts.begun(source)], losses=1)
+        (task,) = self._map("count", count_rows, [source], [self._starts.with_start(source)], losses=1)
         self._add(_Flight(source, task, None, 0, 0, True))
 
     def _contents(self, sources: Sequence[Range]) -> list[Future | None]:

@@ -24,7 +24,7 @@ class Starts:
         """Whether a file has been read in parts."""
         return bool(self._read)
 
-    def begun(self, part: Range) -> Range:
+    def with_start(self, part: Range) -> Range:
         """Return a range that is about to be read, with its start if that is known."""
         if part.is_numbered:
             return part

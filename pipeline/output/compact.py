@@ -47,7 +47,7 @@ from .record import (
     from_json,
     to_json,
 )
-from .saved_plan import files_of, parts_of_saved, together
+from .saved_plan import files_of, joined_plan, parts_of_saved
 from .store import Store, check_claim
 
 PART_ROWS = 1_000_000
@@ -405,7 +405,7 @@ def _replace(
     job, number, schema = manifest.fingerprint.id, len(manifest.updates) + 1, folder.schema(manifest)
     own = _plan(plan, joined, part_rows)
     saved = [folder.plan_of(manifest, n) for n in range(number)]
-    whole = together([*(one for one in saved if one is not None), own])
+    whole = joined_plan([*(one for one in saved if one is not None), own])
     data = msgspec.json.encode(own) + b"\n"
     check = partial(_check, folder, manifest, number, sha256(data).digest())
     folder.begin_update(number, data, job)

@@ -25,7 +25,7 @@ from .commit import check_chunk, committed_entry
 from .layout import CLAIM, ENTRIES, MANIFEST, PLAN, SUCCESS, PartNames
 from .object_store import open_store
 from .record import ClosingEntry, Entry, Fingerprint, Manifest, OtherVersion, SavedPlan, Totals, from_json, to_json
-from .saved_plan import check_plan, files_of, listing_digest, schema_from, schema_hex, together
+from .saved_plan import check_plan, files_of, joined_plan, listing_digest, schema_from, schema_hex
 from .sidecars import planned, remove_planned, remove_sidecars, write_sidecars
 from .store import Location, Store, check_claim, claim, claimed_by, is_claimed, take_over
 from .where import Where
@@ -567,7 +567,7 @@ class OutputFolder:
         saved = [self.plan_of(manifest, number) for number in range(1 + len(manifest.updates))]
         plans = [plan for plan in saved if plan is not None]
         try:
-            return together(plans) if plans else None
+            return joined_plan(plans) if plans else None
         except ValueError as error:
             raise OutputError(f"{self.path / MANIFEST} is damaged: {error}. Start again with --overwrite") from error
 

@@ -118,7 +118,7 @@ def _number_of_first(saved: SavedPlan) -> int:
     return next(number for number, file in enumerate(saved.files) if file.path == saved.first[0])
 
 
-def together(plans: Sequence[SavedPlan]) -> SavedPlan:
+def joined_plan(plans: Sequence[SavedPlan]) -> SavedPlan:
     """Join the plan of a job and the plans of its updates into one.
 
     Some numbers of groups belong to no plan, because an update was discarded, or were withdrawn by an update. The
