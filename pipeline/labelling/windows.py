@@ -53,7 +53,7 @@ class Windows:
 
     Attributes
     ----------
-    most : int
+    most_windows : int
         The limit of windows in a text.
     part : str
         The places of the windows: "" from the beginning on, "last", "first+last", or "spread" (beginning, middle and
@@ -73,7 +73,7 @@ class Windows:
 
     """
 
-    most: int
+    most_windows: int
     overlap: int = 0
     score: str = "mean"
     part: str = ""
@@ -108,7 +108,7 @@ class Windows:
 
     def reads(self, length: int) -> int:
         """Return how many characters or tokens of a text windows of `length` reach."""
-        return (self.most - 1) * (length - self.overlap) + length
+        return (self.most_windows - 1) * (length - self.overlap) + length
 
     def reads_of(self, models: Models) -> int:
         """Return how many characters from the beginning of a text the labels of all models need.
@@ -138,7 +138,7 @@ class Windows:
         """
         if self.part:
             spread = (sizes > length).astype(np.int64) + (sizes > 2 * length)
-            return 1 + np.minimum(spread, self.most - 1)
+            return 1 + np.minimum(spread, self.most_windows - 1)
         beyond = np.minimum(sizes, self.reads(length)) - length
         return np.asarray(1 + np.maximum(-(-beyond // (length - self.overlap)), 0))
 
@@ -257,14 +257,14 @@ class Windows:
         # Choose the words of each window.
         total = int(before[-1])
         last, first = (from_token(total - length), words), from_token((total - length) // 2)
-        middle = [(first, end_of(first))] if self.most > 2 and total > 2 * length else []
+        middle = [(first, end_of(first))] if self.most_windows > 2 and total > 2 * length else []
         if total <= length or words <= 1:
             return [text], False
         if self.part:
             spans = [*([(0, end_of(0))] if self.part != "last" else []), *middle, last]
         else:
             spans, first = [], 0
-            while len(spans) < self.most and (not spans or spans[-1][1] < words):
+            while len(spans) < self.most_windows and (not spans or spans[-1][1] < words):
                 spans.append((first, end_of(first)) if end_of(first) < words else last)
                 first = max(first + 1, from_token(before[spans[-1][1]] - self.overlap))
         gaps = zip((0, *(end for _, end in spans)), (*(start for start, _ in spans), words), strict=True)
@@ -292,7 +292,7 @@ class Windows:
         apart = np.flatnonzero(sizes > self.reads(length)) if self.part else np.empty(0, np.int64)
         if not len(apart):
             return texts
-        pieces = self._parts(texts.take(pa.array(apart)), np.full(len(apart), self.most), length)
+        pieces = self._parts(texts.take(pa.array(apart)), np.full(len(apart), self.most_windows), length)
         joined = pc.binary_join_element_wise(*(piece.texts for piece in pieces), pa.scalar("", texts.type))
         return pc.replace_with_mask(texts, pa.array(sizes > self.reads(length)), joined)
 

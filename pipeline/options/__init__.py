@@ -360,7 +360,7 @@ class Options(TABLE.made("Options")):  # type: ignore[misc]
             The models that label the row.
 
         """
-        return models.cost * (1 if self._windows is None else self._windows.most)
+        return models.cost * (1 if self._windows is None else self._windows.most_windows)
 
     def model_columns(self, models: Models) -> tuple[ModelColumns, ...]:
         """Return what each model is to compute for each row."""

@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from ..errors import counted, first_of
-from ..labelling.counts import kept
+from ..labelling.counts import rows_above
 from ..measures.accuracy import Confusion
 from ..measures.examples import Shown
 from ..measures.intervals import Interval, wilson
@@ -206,7 +206,7 @@ class ModelFigures:
         """For each of `counts.THRESHOLDS`, the number of right labels and of all labels with a truth that reach it."""
         if not self.right:
             return []
-        right, wrong = (kept(self.right[name]) for name in ("right", "wrong"))
+        right, wrong = (rows_above(self.right[name]) for name in ("right", "wrong"))
         return [(r, r + w) for r, w in zip(right, wrong, strict=True)]
 
 

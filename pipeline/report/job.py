@@ -13,7 +13,7 @@ import msgspec
 import pyarrow as pa
 
 from ..errors import counted, first_of, in_python
-from ..labelling.counts import LENGTHS, THRESHOLDS, kept
+from ..labelling.counts import LENGTHS, THRESHOLDS, rows_above
 from ..measures.accuracy import Confusion
 from ..telemetry.read_by import BY_GPU, BY_HOST
 from .breakdown import Breakdown, break_down
@@ -316,7 +316,9 @@ class JobReport:
                 {
                     "model": model.name,
                     "labels": dict(model.labels),
-                    "kept": dict(zip(map(str, THRESHOLDS), kept(model.bins), strict=True)) if model.bins else None,
+                    "kept": dict(zip(map(str, THRESHOLDS), rows_above(model.bins), strict=True))
+                    if model.bins
+                    else None,
                     "accuracy_kept": _by_threshold(model.accuracy_kept),
                     "accuracy_kept_intervals": _by_threshold(model.intervals_kept),
                     "truth": None if model.confusion is None else _truth(model.confusion),

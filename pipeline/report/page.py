@@ -21,7 +21,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from ..errors import UsageError, printable
-from ..labelling.counts import LENGTHS, SCORES, THRESHOLDS, kept
+from ..labelling.counts import LENGTHS, SCORES, THRESHOLDS, rows_above
 from ..measures.accuracy import Confusion
 from ..measures.examples import Sample
 from ..output.look import QUANTILES, Facts, shown
@@ -207,8 +207,8 @@ def _kept(model: ModelFigures) -> tuple[list[str], list[tuple[float, int, list[f
     """
     labels = [name for name, _ in model.labels.most_common(_MOST_KEPT)]
     counts = [model.bins, *((model.scores or {})[name] for name in labels)]
-    shares = [[n / sum(bins) for n in kept(bins)] for bins in counts]
-    return labels, list(zip(THRESHOLDS, kept(model.bins), map(list, zip(*shares, strict=True)), strict=True))
+    shares = [[n / sum(bins) for n in rows_above(bins)] for bins in counts]
+    return labels, list(zip(THRESHOLDS, rows_above(model.bins), map(list, zip(*shares, strict=True)), strict=True))
 
 
 def _picture(draw: Callable[[float], Figure]) -> dict[str, str]:
