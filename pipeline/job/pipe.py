@@ -307,11 +307,11 @@ class _RowWriter:
     def __init__(self, form: PartFormat, schema: pa.Schema) -> None:
         self._form = form
         self._header = form.write(schema.empty_table())
-        self._begun = False
+        self._wrote_header = False
 
     def bytes_of(self, table: pa.Table) -> bytes:
         data = bytes(self._form.write(table))
-        data, self._begun = data[len(self._header) * self._begun :], True
+        data, self._wrote_header = data[len(self._header) * self._wrote_header :], True
         return data
 
 
