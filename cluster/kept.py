@@ -37,6 +37,7 @@ class Kept:
         If the job of another thread has it, start a cluster for this job.
         Raises UsageError in a process that was forked after a first job.
         """
+        # Refuse a forked process, and start another cluster if this one is in use.
         if self._forked:
             raise UsageError(
                 "this process was forked from one that has run a job, whose threads Dask would wait for here: start "
@@ -46,6 +47,7 @@ class Kept:
             with configured(), worker_here(set_as_default=False) as client:
                 yield client
             return
+        # Start the cluster if there is none that works, and close it after an error.
         try:
             self._stays_open = self._used = True
             if not self._works():

@@ -118,6 +118,7 @@ def next_rows(
     1
 
     """
+    # Check the options, and find the columns to read.
     if count < 1:
         raise UsageError(f"{count} rows cannot be chosen: give 1 or more")
     loaded = load_one(model)
@@ -130,6 +131,7 @@ def next_rows(
     text_column = text_columns(loaded, text_column, options)
     engine = {name: options.pop(name, SCORE[name].default) for name in ("device", "precision", "kernels", "network")}  # type: ignore[misc]
     loaded = loaded.asking(str(engine.pop("network")))
+    # Open the input, and leave out rows that have a label.
     kept_columns = tuple(name for name in (id_column, label_column) if name is not None)
     labels = () if label_column is None else (label_column,)
     reading: dict[str, Any] = {"kept_columns": kept_columns, "labels": labels, "reads": MOST_READ}
@@ -144,6 +146,7 @@ def next_rows(
             if which.any():
                 yield chunk.take(which)
 
+    # Score the rows, and keep the candidates about which the model is least sure.
     candidates_to_keep = max(count, min(_CANDIDATES * count, _MOST_CANDIDATES))
     candidates: dict[str, _Candidate] = {}
     first = 0
@@ -158,6 +161,7 @@ def next_rows(
             candidates = dict(least)
     if not candidates:
         raise UsageError("there is no row to label: each has a label, or a decision, or no text")
+    # Choose the candidates that represent the others best.
     ordered = [*candidates.items()]
     chosen = [ordered[i] for i in representatives(_likeness([one.text for _, one in ordered]), count)]
     return _table(chosen, loaded.classes, id_column)

@@ -62,16 +62,19 @@ def kernels(engine: CudaEngine, texts: Texts) -> list[KernelProfile]:
     count, batch = len(texts), engine.batch
     if count > batch:
         raise UsageError(f"a batch here holds {batch} articles at most: profile no more than that")
+    # Measure every kernel, alone and within the network.
     model, ops = engine.model, engine.network.ops
     launches = _record(engine, texts)
     with engine.device:
         alone = {launch.kernel.name: _seconds(lambda at=launch: _launch(ops, at)) for launch in launches}  # type: ignore[misc]
     stream = _in_the_network(engine, texts)
     inner = _asked(model, texts)
+    # Find how much each kernel has to compute and to move.
     works = _works(model, texts, inner, ops.stored)
     rows, count = computed_rows(model, inner), len(inner)
     units = int(units_by_length(model.layers, model.frame)[np.minimum(np.diff(inner.offsets), model.length)].sum())
     layers = {layer.name: layer for layer in model.layers}
+    # Compare each kernel with that: how full the GPU is, and what is read more than once.
     profiles = []
     for launch in launches:
         name, kernel = launch.kernel.name, launch.kernel

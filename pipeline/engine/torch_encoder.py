@@ -433,6 +433,7 @@ def _modules(encoder: TorchEncoder) -> list[Any]:
     """Return the modules of sentence-transformers that follow a model. By default, the mean of all tokens' vectors."""
     import json
 
+    # Without a list of modules, the vector of a text is the mean of its tokens' vectors.
     try:
         importlib.import_module("sentence_transformers")
     except ImportError as error:
@@ -441,6 +442,7 @@ def _modules(encoder: TorchEncoder) -> list[Any]:
     listed = encoder.files.get("modules.json")
     if listed is None:
         return [_module_class("Pooling")(encoder.settings.width, "mean")]
+    # Load each module from its own folder.
     made = []
     with tempfile.TemporaryDirectory(prefix="broadsheet-") as folder:
         for name, data in files.items():

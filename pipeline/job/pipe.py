@@ -213,6 +213,7 @@ def _batches(pieces: Iterator[Chunk], batch_rows: int) -> Iterator[Chunk]:
 
     It waits only for the first row of a batch. An error of reading is raised after the rows before it.
     """
+    # Read ahead in a thread.
     arrived: Queue[Chunk | BaseException | None] = Queue(_PIECES_AHEAD)
 
     def read() -> None:
@@ -224,6 +225,7 @@ def _batches(pieces: Iterator[Chunk], batch_rows: int) -> Iterator[Chunk]:
             arrived.put(error)
 
     Thread(target=read, name="broadsheet-pipe", daemon=True).start()  # it may wait for a line that never comes
+    # Join the pieces that have arrived into a batch.
     item: Chunk | BaseException | None
     while True:
         held: list[Chunk] = []

@@ -143,6 +143,7 @@ def _of_group(
         The number of the first row of its files; None if it is unknown.
 
     """
+    # Compare the closing entry with the plan.
     what = f"group {number}" if files is None or len(files) != 1 else files[0].path
     if closing is None:
         yield Gap(f"{what} has no closing entry, which says how many chunks it has")
@@ -150,6 +151,7 @@ def _of_group(
     if files is not None and [file.path for file in files] != [p for p, rows in closing.files if rows is not None]:
         yield Gap(f"the closing entry of {what} has other files than the plan", group=number)
         return
+    # Follow the rows of each file from chunk to chunk.
     if row is None:
         row = next((sources[0].first for _, sources in sorted(entries.items()) if sources), 0)
     rows = {path: row for path, count in closing.files if count is not None}
@@ -164,6 +166,7 @@ def _of_group(
                 yield Gap(f"the entry of {name} does not begin where the chunk before it ends, in {path}", name)
                 return
             rows[path] += count
+    # Compare what is left: chunks after the last, and the number of rows of each file.
     for name in entries:
         yield Gap(f"{name} comes after the {closing.chunks:,} chunks of {what}", name)
     for path, total in closing.files:

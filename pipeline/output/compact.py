@@ -315,6 +315,7 @@ def _taken_up(folder: OutputFolder) -> tuple[Manifest, SavedPlan]:
 
 def _files_of(folder: OutputFolder, manifest: Manifest, plan: SavedPlan) -> list[_Files]:
     """Return all files of a job, with what is known about their chunks."""
+    # Make an object for each group of files in the plan.
     is_chosen = manifest.fingerprint.settings.chosen is not UNSET
     every: list[_Files] = []
     of_range: dict[int, _Files] = {}
@@ -324,6 +325,7 @@ def _files_of(folder: OutputFolder, manifest: Manifest, plan: SavedPlan) -> list
         if whole[at]:  # a range without files was withdrawn
             every.append(_Files(range(at, at + cut), whole[at]))
             of_range |= dict.fromkeys(every[-1].numbers, every[-1])
+    # Add what the entries say about chunks and about the ends of ranges.
     chunks: dict[int, list[tuple[tuple[int, int], _Chunk]]] = defaultdict(list)
     known: dict[str, str] = {}  # each folder once, as there may be millions of parts
     for entry, _ in folder.each_entry(manifest.fingerprint.id, groups_of(plan), lambda _: None):
@@ -341,6 +343,7 @@ def _files_of(folder: OutputFolder, manifest: Manifest, plan: SavedPlan) -> list
             about = _Chunk(entry.file_name, entry.rows_written, sum(file.bytes for file in own), folders)
             chunks[files.numbers.start].append(((range_number, number), about))
             files.is_sound &= not entry.problems
+    # Put the chunks in order, and check that no closing entry is missing.
     for files in every:
         files.chunks = [chunk for _, chunk in sorted(chunks[files.numbers.start], key=lambda one: one[0])]
         files.closed.sort(key=lambda end: end.group)

@@ -281,10 +281,12 @@ class JobReport:
 
         """
         job, tally, run = self.job, self.tally, self.run
+        # Take the totals without the figures that other keys have.
         totals: dict[str, Any] = msgspec.to_builtins(tally.totals)
         del totals["confusion"]  # `truth` has it
         for name in ("others", "scores", "right", "learned"):  # `models` has them
             totals.pop(name, None)
+        # Add the figures of this run, and those of each model.
         return totals | {
             "model": job.model,
             "backend": job.backend,

@@ -128,6 +128,7 @@ def _content(report: JobReport) -> dict[str, Any]:
     ran = bool(breakdown.devices)
     gpu = ran and breakdown.devices[0].device.startswith("cuda")
     profile = report.run.profile
+    # The template leaves out the section of a figure that is None or empty.
     return {
         "report": report,
         "breakdown": breakdown,
