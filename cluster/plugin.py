@@ -174,11 +174,13 @@ def start_engines(
     ...     key, backend = start_engines(client, load_model(), "cpu", "fp32")
 
     """
+    # Ask the scheduler which workers hold the model.
     key = engine_key(model, device, precision, kernels)
     found = client.run_on_scheduler(_noted, key)
     if not found:  # workers are starting, or were lost just now
         await_workers(client, 1, _NO_WORKERS)
         found = client.run_on_scheduler(_noted, key)
+    # Load the model where it is missing, and note the workers that hold it.
     if None in found.values():
         found = _backends(client, key)
         if not found or None in found.values():

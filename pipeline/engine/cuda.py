@@ -236,6 +236,7 @@ class CudaEngine:
         """
         if self._failed:
             raise BroadsheetError(f"the GPU of this worker failed before, restart the worker: {self._failed}")
+        # Make the arrays for the results.
         count = len(texts)
         classes = len(self.model.classes)
         top_k = min(top_k, classes)
@@ -247,6 +248,7 @@ class CudaEngine:
             truncated=np.empty(count, np.bool_),
             unknown_chars=np.empty(count, np.int64),
         )
+        # Label the texts, with one CUDA graph if they are few and short.
         if not _is_on_host(texts) and not texts.is_written:
             self.device.synchronize()  # the text may have been written on any stream
         if self._is_small(texts) and not each_kernel:
@@ -254,6 +256,7 @@ class CudaEngine:
                 sums = self._in_a_graph(texts, top_k, predictions, spans)
         else:
             sums = self._in_batches(texts, top_k, predictions, spans, each_kernel, turn)
+        # Complete the results: articles that overflowed, numbers, and heads.
         if self.network.ops.stored.is_split and predictions.overflowed.any():
             self._classify_by_reference(texts, predictions, top_k)
         predictions = replace(predictions, saturated=sums.saturated, asked=sums.asked).with_numbers(self.model)

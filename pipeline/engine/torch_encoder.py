@@ -404,12 +404,14 @@ def _loaded(kind: Any, encoder: TorchEncoder, config: Any, dtype: Any) -> Any:
     """Return a model of transformers with its weights. Raises ModelError if one is missing, which would be random."""
     import torch
 
+    # Turn the stored tensors into those of PyTorch.
     state = {}
     for name, one in encoder.stored().items():
         if one.dtype not in _STORED_AS:
             raise ModelError(f"its tensor {name!r} is of {one.dtype}; known are {', '.join(_STORED_AS)}")
         values = torch.from_numpy(np.array(one.data)).view(getattr(torch, _STORED_AS[one.dtype]))
         state[name] = values.reshape(one.shape)
+    # Load them, with the fastest attention that the model has.
     config._attn_implementation = None  # a file may name kernels that would be downloaded
     ways = ("sdpa", "eager") if getattr(kind, "_supports_sdpa", False) else ("eager",)
     try:
@@ -419,6 +421,7 @@ def _loaded(kind: Any, encoder: TorchEncoder, config: Any, dtype: Any) -> Any:
     except (RuntimeError, ValueError, TypeError, AttributeError, KeyError) as error:
         said = " ".join(str(error).split())[:300]
         raise ModelError(f"transformers does not load this {encoder.settings.family}: {said}") from error
+    # Refuse a model with missing weights.
     is_needed = encoder.settings.task == "classifier"
     missing = sorted(name for name in told["missing_keys"] if is_needed or not name.startswith("pooler."))
     if missing:

@@ -419,6 +419,7 @@ def _warnings(
         The first model, and what is asked of it.
 
     """
+    # Warn about the texts of the sample.
     texts, chunk, rows = judged.predictions[0], judged.chunk, max(len(judged.chunk), 1)
     unknown = texts.unknown_chars.sum() / max(np.minimum(texts.n_chars, scoring.encodes(model)).sum(), 1)
     empty, cut = (texts.n_chars == 0).sum() / rows, texts.truncated.sum() / rows
@@ -437,6 +438,7 @@ def _warnings(
         yield f"{bad / estimate.sample_rows:.0%} of the rows cannot be labelled, {count:,} of {bad:,} for: {reason}"
     if options.label_column is not None and (chunk.truth is None or (chunk.truth == NO_TRUTH).all()):
         yield f"column {options.label_column!r} holds no class of the model in any row of the sample"
+    # Warn about the output folder, and the space in it.
     if path is not None:
         try:
             OutputFolder(path).refuse_unless(options.resume, options.overwrite, options.update)

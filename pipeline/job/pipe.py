@@ -135,6 +135,7 @@ def pipe(
         With `options.strict` at the first bad row, after the rows before it.
 
     """
+    # Load the models, and open the input.
     models = load_models(model, options.network, options.preparation)
     with opened(models.loaded, options.device, options.precision, options.kernels) as engines:
         batch_rows = engines[0].batch or _ROWS_A_CORE * available_cores()
@@ -143,6 +144,7 @@ def pipe(
         selection, pieces = _opened(source, models, options, batch_rows, piped)
         labelling = _Columns(engines, selection, options, kind, piped)
         writer = _RowWriter(PART_FORMATS[kind], labelling.schema)
+        # Label and write one batch after the other.
         for batch in _batches(pieces, batch_rows):
             table = labelling.of(batch)
             bad = _first_bad(table) if options.strict else None
@@ -176,11 +178,13 @@ def _opened(
         The counts, to which problems of files are added when they are met.
 
     """
+    # Rows of stdin are read as they arrive.
     asked = options.selection(models)
     refuse_files(source, None, (), options)
     if isinstance(source, Stdin):
         selection = source.open(asked)
         return selection, _of_stdin(first_chunks(source.arriving(selection, batch_rows), options.limit))
+    # Files are planned, and read in order.
     given = named_input(source, models, options)
     asked = with_class_numbers(given, asked)
     planned = open_input(given, asked, options.chunk_size or batch_rows, limit=options.limit)

@@ -194,6 +194,7 @@ class DeviceEncoder:
         outputs = sum(one._heads[is_logits].outputs for one in heads)
         parts = [(np.empty((0, outputs), np.float32), np.empty(0, np.bool_))]
 
+        # Make the tokens of a group of texts while the group before it is computed.
         with self._lock, self._stream:
             try:
                 if isinstance(self.encoder.tokens, StoredTokenizer):

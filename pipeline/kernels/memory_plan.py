@@ -379,6 +379,7 @@ def plan(
         The parts that the engine computes.
 
     """
+    # Plan the buffers of the network.
     room = capacity(layers, batch, frame)
     of_slot = slot_bytes(layers, room)
     ids = id_pitch(WHOLE if len(layers) == 1 else layers[0].rows_in) * batch
@@ -393,6 +394,7 @@ def plan(
             Buffer("activations, second", narrow),
             *([Buffer("articles that the network is asked about", ids + 4 * batch)] if parts.alone else []),
         ]
+    # Add those of the texts, the results and the n-grams.
     return [
         *of_network,
         Buffer("texts", of_slot.texts, SLOTS),

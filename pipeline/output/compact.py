@@ -541,8 +541,10 @@ def _join(
         The names of the entries of the chunks to join, in order.
 
     """
+    # Read the entries of the chunks.
     job, of_parts = manifest.fingerprint.id, manifest.fingerprint.settings.names
     entries = list(readers.map(lambda name: from_json(store.read(name), Entry, store.root / name), names))
+    # Join the parts of each folder, and the quarantined rows, into one file each.
     join = partial(joined_parts, schema=schema)
     tasks: list[_Task] = [(name, files, join) for name, files in _parts(entries, of_parts, chunk, job).items()]
     quarantined = [file for entry in entries for file in entry.files if file.name.startswith(QUARANTINE)]
@@ -555,6 +557,7 @@ def _join(
         store.add(name, data, check)
         return FileRecord(name, sum(file.rows for file in files), len(data), sha256(data).hexdigest())
 
+    # Commit the entry after its files.
     entry = _sum(entries, chunk, job, tuple(readers.map(write, tasks)))
     store.add(entry.file_name, to_json(entry), check)
     return entry

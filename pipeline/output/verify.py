@@ -184,6 +184,7 @@ def _recount(
         See `verify`.
 
     """
+    # Find the files, and the rows that were labelled of each.
     if plan is None:
         raise UsageError("the rows of this job were in memory: there is no input that they can be compared with")
     settings = manifest.fingerprint.settings
@@ -191,6 +192,7 @@ def _recount(
     rows: Counter[str] = Counter()
     for path, count in (file for closing in closed for file in closing.files):
         rows[path] += count or 0
+    # Plan the files again without parts, and count the rows of each range.
     again = plan_files(files, selection_of(plan, settings), plan.chunk_rows, settings.limit)
     again = replace(again, parts=(1,) * len(again.sizes))
 

@@ -312,12 +312,14 @@ def open_input(
 
     """
     refuse_unfit(given, selection)
+    # Files have a plan, which may be saved.
     if isinstance(given, Files):
         if saved is not None:
             return planned_files(saved)
         plan = plan_files(given.found, selection, chunk_rows, limit, whole=given.whole, cut=cut)
         unread = tuple((path, None) for path, _ in given.problems)
         return planned_files(replace(plan, problems=given.problems, unread=unread, left_out=given.left_out))
+    # Other inputs have none: their rows are cut into chunks as they are read.
     if isinstance(given, DaskFrame):
         selection = dask_selection(given.frame, selection)
         return JobInput(selection, partial(_partitions, given.frame, selection, limit))

@@ -100,6 +100,7 @@ class OpenedFile:
     def __init__(
         self, file: InputFile, part: Range, selection: Selection, chunk_rows: int, spans: list[Span] | None
     ) -> None:
+        # The problems and notes are complete once the file is read.
         self.file, self._part, self._chunk_rows, self._spans = file, part, chunk_rows, spans
         self.pieces: Iterator[Piece] = iter(())
         self.problems: list[str] = []
@@ -109,6 +110,7 @@ class OpenedFile:
         self._stream: BinaryIO | None = None
         self._schema: Schema | None = None
         self._selection = selection
+        # Resolve the columns in this file. A file that cannot be opened is a problem, and has no pieces.
         try:
             examined = examine_like(held(file) if part.parts == 1 else identified(file), selection, part.first)
         except InputChanged:
@@ -118,6 +120,7 @@ class OpenedFile:
         except (SourceError, UsageError) as error:
             self.problems.append(error.message)
             return
+        # Note what the file differs in, and where its part of the range ends.
         self.file = examined.file
         self._selection = replace(selection, of_path=examined.of_path, class_names=examined.class_names)
         self.problems += [examined.remark] if examined.remark else []
