@@ -224,7 +224,7 @@ class _Guarded(_Answer):
         self.finish({"error": reason})
 
     async def _in_thread(self, work: Callable[[], Any]) -> Any:
-        """Return the result of the work, which the one thread computes.
+        """Return the result of the work, which runs in the thread for engines and files.
 
         If it fails, answer the error and return None.
         """

@@ -38,7 +38,7 @@ from .watchdog import Watchdog, run_of, task_key
 from .worker import forget_starts, set_starts
 
 _SUSPECT_LOSSES = 2
-"""A range runs alone once so many workers were lost while they ran it beside others."""
+"""The number of workers that may be lost while they run a range beside others. Then the range runs alone."""
 
 _MOST_CANCELLED = 3
 _SECONDS_BETWEEN_COUNTS, _SECONDS_BETWEEN_LOOKS = 1.0, 0.1

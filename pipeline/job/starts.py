@@ -8,7 +8,7 @@ from ..source.plan.plan import Range, RangeEnd, Start
 
 
 class Starts:
-    """What the client of a job knows about the starts of ranges, by number; for a range without a start, the reason.
+    """The starts of ranges that the client of a job knows, by number. For a range without a start, it knows the reason.
 
     A task guesses where the first record of its part begins, and reads from there. The guess is right if the part
     before it ends there. Otherwise the task receives the start and reads again.

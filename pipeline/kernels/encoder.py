@@ -53,7 +53,7 @@ MakeTokens = Callable[[NDArray[np.uint8], Integers], Tokens]
 """A function that makes tokens of texts on the host. See `WordPiece.of_texts`."""
 
 _ROWS_OF_AN_SM = 512
-"""The tokens that are computed together, for each SM. With so many, the last wave of tiles hardly matters."""
+"""The tokens that are computed together, for each SM: so many that the last wave of tiles hardly matters."""
 
 _HEADS, _BLOCKS_OF_AN_SM = 4, 16
 """For attention: the heads that a block goes through, and the blocks per SM below which it goes through fewer."""
@@ -222,7 +222,7 @@ class DeviceEncoder:
             yield waiting
 
     def _tokens_by_host(self, data: Any, offsets: Integers, make_tokens: MakeTokens) -> Iterator[DeviceTokens]:
-        """Yield the tokens of groups of texts. A thread of the host makes the next group's while the GPU computes."""
+        """Yield the tokens of groups of texts. A host thread makes those of the next group while the GPU computes."""
         on_host = cp.asnumpy(data)
 
         def made(group: tuple[int, int]) -> Tokens:

@@ -223,9 +223,10 @@ def compact(
 ) -> Compacted:
     """Put small parts of a finished job together, in its folder.
 
-    The rows and the order of small parts stay, as do quarantine and totals, but for the number of chunks; `verify`,
-    `select` and updates go on as before. Parts that have half of the target or more stay as they are, and so do those
-    of files that were not wholly readable. Where it fails or is interrupted, the folder stays as it was.
+    The rows of small parts and their order stay, and so do the quarantine and the totals, except for the number of
+    chunks. `verify`, `select` and updates work as before. Parts with half of the target or more stay as they are, and
+    so do parts of files that could not be read completely. If the function fails or is interrupted, the folder stays
+    as it was.
 
     Parameters
     ----------

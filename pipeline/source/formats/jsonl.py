@@ -182,7 +182,7 @@ def parse_one_by_one(records: Records, path: str, first_row: int, selection: Sel
 
 
 class _Types(NamedTuple):
-    """What one line of a block shows about all of them.
+    """The types of the values that one line of a block has, which the other lines are then parsed with.
 
     Attributes
     ----------

@@ -70,12 +70,12 @@ class OpenedFile:
     problems : list of str
         The problems of the file. All of them are known once its pieces have been read.
     notes : list of str
-        What may be wrong with the file, but is no problem.
+        Remarks about the file. What they say may be intended, so they do not count as problems.
     extent : Extent or None
         The records that have been read, if the file is read in parts; None otherwise.
     counting : Counting or None
-        What was counted in the raw blocks, once they have been read. The code that knows the number of rows makes notes
-        of it.
+        The figures that were counted in the raw blocks, once the blocks have been read. The code that knows the number
+        of rows turns them into notes.
 
     Parameters
     ----------
