@@ -53,7 +53,7 @@ MakeTokens = Callable[[NDArray[np.uint8], Integers], Tokens]
 """A function that makes tokens of texts on the host. See `WordPiece.of_texts`."""
 
 _ROWS_OF_AN_SM = 512
-"""The tokens that are computed together, for each SM: so many that the last wave of tiles hardly matters."""
+"""The number of tokens that are computed together, for each SM. With 512, the last wave of tiles hardly matters."""
 
 _HEADS, _BLOCKS_OF_AN_SM = 4, 16
 """For attention: the heads that a block goes through, and the blocks per SM below which it goes through fewer."""
