@@ -104,6 +104,7 @@ def connect(
     ...     report = broadsheet.classify("news/*.parquet", "out/", client=client)
 
     """
+    # Choose the cluster: under Nsight Systems, one that runs already, or a new one.
     say = say or _to_stderr
     context: AbstractContextManager[Client]
     if nsys is not None:
@@ -116,6 +117,7 @@ def connect(
         context = _existing(str(scheduler_file), Path(scheduler_file), None, say)
     else:
         context = _started(where, workers, processes, protocol, tls, say)
+    # Say which of the two was lost, if the connection to a worker or to the scheduler breaks.
     with context as client:
         address = client.scheduler.address
         _warn_if_exposed(address, say)
@@ -187,12 +189,15 @@ def _started(
 
 @contextmanager
 def _existing(name: str, file: Path | None, address: str | None, say: Callable[[str], None]) -> Iterator[Client]:
+    """Yield a client of a scheduler that runs already. Its address is given, or in a scheduler file."""
+    # Find the address and the certificates.
     wait = no_workers_seconds()
     security = None
     if file is not None:
         address = _address_in(file)
         if address.startswith("tls://") and (file.parent / TLS_FOLDER).exists():
             security = load_certificates(file.parent / TLS_FOLDER)
+    # Connect, and wait for the first worker.
     with ExitStack() as stack:
         stack.enter_context(default_scheduler())
         try:

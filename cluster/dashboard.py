@@ -102,8 +102,8 @@ class _Page:
         self._chart = chart
         self._gantt = self._new_strip()
         self._legend = Div(text="")
-        self._kept = Div(text="", sizing_mode="stretch_width")
-        parts = (self._cards, chart, self._gantt, self._legend, self._kept)
+        self._scores = Div(text="", sizing_mode="stretch_width")
+        parts = (self._cards, chart, self._gantt, self._legend, self._scores)
         self.root = column(*parts, sizing_mode="stretch_width", margin=(10, 20, 10, 20))
 
     def _new_strip(self) -> Any:
@@ -127,7 +127,7 @@ class _Page:
         job = self._scheduler.task_metadata.get(TOPIC)
         total = sum(self._paces[ws.address].rate for ws in workers)
         self._cards.text = self._cards_of(job, total, now)
-        self._kept.text = _kept_of(job) if job and job["kept"] else ""
+        self._scores.text = _scores_of(job) if job and job["kept"] else ""
         self._legend.text = _legend(on_gpu=bool(job) and job["backend"].startswith("cuda"))
         self._seen.append((now, total))
         self._rates.data = {"time": [t - now for t, _ in self._seen], "rate": [rate for _, rate in self._seen]}
@@ -198,7 +198,7 @@ def _legend(on_gpu: bool) -> str:
     return "".join(_SWATCH.format(_COLORS[name], _LEGEND[name]) for name in shown)
 
 
-def _kept_of(job: dict[str, Any]) -> str:
+def _scores_of(job: dict[str, Any]) -> str:
     """Return a table of the rows of each label, and of the share of them that reaches each score. Darker means more."""
     heads = ["label", "rows", *(f"≥ {score}" for score in job["thresholds"])]
     lines = [f"<tr>{''.join(f'<th>{head}</th>' for head in heads)}</tr>"]

@@ -103,12 +103,14 @@ def _sources(everyone: dict[str, dict[str, Any]]) -> Finding:
 
 
 def _gpus(gpus: dict[str, dict[str, Any] | None], workers: dict[str, dict[str, Any]]) -> Iterator[Finding]:
+    # Without GPUs, report only the cores.
     with_gpu = {address: gpu for address, gpu in gpus.items() if gpu is not None}
     if not with_gpu:
         yield Finding("GPUs", OK, "none: the workers compute on CPU cores")
         cores = {len(about["cores"]) for about in workers.values()}
         yield Finding("CPU cores", OK, f"{' or '.join(map(str, sorted(cores)))} for each worker process")
         return
+    # Report whether all workers have GPUs of one kind, and how many workers share one.
     without = sorted(set(gpus) - set(with_gpu))
     on_each = Counter((workers[address]["host"], gpu["uuid"]) for address, gpu in with_gpu.items())
     crowded = [host for (host, _), count in on_each.items() if count > WORKERS_ON_A_GPU]
@@ -126,6 +128,7 @@ def _gpus(gpus: dict[str, dict[str, Any] | None], workers: dict[str, dict[str, A
     else:
         each = "one worker a GPU" if len(on_each) == len(with_gpu) else "two workers share a GPU"
         yield Finding("GPUs", OK, f"{each}: " + ", ".join(f"{n} × {kind}" for kind, n in kinds.items()))
+    # Report whether workers run on the cores near their GPUs.
     far = [
         a for a, gpu in with_gpu.items() if gpu["cores_near"] and not set(workers[a]["cores"]) <= set(gpu["cores_near"])
     ]

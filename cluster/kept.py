@@ -25,7 +25,7 @@ class Kept:
 
     def __init__(self) -> None:
         self._busy = threading.Lock()
-        self._kept = True
+        self._stays_open = True
         self._stack = ExitStack()
         self._client: Client | None = None
         self._used = self._forked = False
@@ -37,6 +37,7 @@ class Kept:
         If the job of another thread has it, start a cluster for this job.
         Raises UsageError in a process that was forked after a first job.
         """
+        # Refuse a forked process, and start another cluster if this one is in use.
         if self._forked:
             raise UsageError(
                 "this process was forked from one that has run a job, whose threads Dask would wait for here: start "
@@ -46,8 +47,9 @@ class Kept:
             with configured(), worker_here(set_as_default=False) as client:
                 yield client
             return
+        # Start the cluster if there is none that works, and close it after an error.
         try:
-            self._kept = self._used = True
+            self._stays_open = self._used = True
             if not self._works():
                 self._end()
             with configured():
@@ -55,18 +57,18 @@ class Kept:
                     self._client = self._stack.enter_context(worker_here(set_as_default=False))
                 yield self._client
         except BaseException:
-            self._kept = False
+            self._stays_open = False
             raise
         finally:
             try:
-                if not self._kept:
+                if not self._stays_open:
                     self._end()
             finally:
                 self._busy.release()
 
     def close(self) -> None:
         """Close the cluster at the end of the job that uses it."""
-        self._kept = False
+        self._stays_open = False
         if self._busy.acquire(blocking=False):
             try:
                 self._end()

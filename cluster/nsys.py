@@ -59,6 +59,7 @@ def nsys_workers(
         If nsys or the workers fail.
 
     """
+    # Put together the command and the environment of the workers.
     if shutil.which("nsys") is None:
         raise UsageError("--nsys needs NVIDIA Nsight Systems: there is no nsys on the PATH")
     Path(folder).mkdir(parents=True, exist_ok=True)
@@ -72,6 +73,7 @@ def nsys_workers(
     else:
         command += ["worker", scheduler, "--nworkers", str(workers)]
     command += ["--host", "127.0.0.1", *WORKER_OPTIONS]
+    # Start the workers. After the block they end, and nsys writes its report.
     log = Path(folder) / "workers.log"
     with log.open("wb") as output:
         process = subprocess.Popen(command, env=env, stdout=output, stderr=subprocess.STDOUT)

@@ -20,12 +20,12 @@ def need_open_files(worker_processes: int, on_gpus: bool = False) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY or soft >= _ENOUGH:
         return
-    most = _ENOUGH if hard == resource.RLIM_INFINITY else min(hard, _ENOUGH)
-    if most < needed:
+    limit = _ENOUGH if hard == resource.RLIM_INFINITY else min(hard, _ENOUGH)
+    if limit < needed:
         fewer = ", or give a smaller --workers" if worker_processes > 1 else ""
         raise UsageError(
             f"a cluster of {worker_processes or 1} workers on this machine needs {needed} open files, and the limit is "
-            f"{most}: raise it with `ulimit -n {needed}` (as root, or in /etc/security/limits.conf){fewer}"
+            f"{limit}: raise it with `ulimit -n {needed}` (as root, or in /etc/security/limits.conf){fewer}"
         )
-    if soft < most:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+    if soft < limit:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))

@@ -175,21 +175,23 @@ def start_engines(
     ...     key, backend = start_engines(client, load_model(), "cpu", "fp32")
 
     """
+    # Ask the scheduler which workers hold the model.
     key = engine_key(model, device, precision, kernels)
     found = client.run_on_scheduler(_noted, key)
     if not found:  # workers are starting, or were lost just now
         await_workers(client, 1, _NO_WORKERS)
         found = client.run_on_scheduler(_noted, key)
+    # Load the model where it is missing, and note the workers that hold it.
     if None in found.values():
         found = _backends(client, key)
         if not found or None in found.values():
             hosts = [w["host"] for w in client.scheduler_info(n_workers=-1)["workers"].values()]
             client.run_on_scheduler(_prepare)
-            most = max((hosts.count(host) for host in hosts), default=1)
+            per_host = max((hosts.count(host) for host in hosts), default=1)
             register(client, ClockPlugin())
             here = client.scheduler.address.startswith("inproc://")
             local = isinstance(client.cluster, LocalCluster)
-            register(client, EnginePlugin(model, device, precision, kernels, most, read_in_processes, here, local))
+            register(client, EnginePlugin(model, device, precision, kernels, per_host, read_in_processes, here, local))
             found = _wait_for_engines(client, key)
         client.run_on_scheduler(_note, key, found)
     return key, _one_backend([backend for backend in found.values() if backend is not None], mixed)

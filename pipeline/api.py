@@ -91,6 +91,7 @@ def classify(
     100
 
     """
+    # Find the output folder, and refuse one that the job may not write to.
     settings = rooted(source, Options(**options))
     folder = one_file = None
     if output is not None:
@@ -103,6 +104,7 @@ def classify(
             folder.refuse_unless(settings.resume, settings.overwrite, settings.update)
     elif settings.resume or settings.update or (settings.overwrite and not (settings.trace or settings.report)):
         raise UsageError("without an output folder there is nothing to resume, to overwrite or to update")
+    # Check the client, and load the models.
     if not (client is None or isinstance(client, Client) or callable(client)):
         raise UsageError(f"client is a {type(client).__name__}: give a distributed.Client, e.g. of cluster.connect()")
     if client is not None and settings.workers is not None:
@@ -112,6 +114,7 @@ def classify(
         for own in loaded.every:
             if own.has_network:
                 scales_of(own)  # each worker needs them, so fail before one is started
+    # Run the job, and move its rows to one file if `output` names a file.
     on = client or _embedded(settings.workers)
     request = Request(source, folder, loaded, on, settings, progress or Progress(), stop or _never)
     result = run_job(request)

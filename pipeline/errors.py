@@ -125,14 +125,14 @@ def did_you_mean(name: str, names: Iterable[str]) -> str:
     return f"; did you mean {known[close[0]]!r}?" if close else ""
 
 
-def first_of(names: Sequence[str], most: int = 3, comma: str = ", ") -> str:
+def first_of(names: Sequence[str], limit: int = 3, comma: str = ", ") -> str:
     """Return the first names, and how many more there are.
 
     >>> first_of(["a.csv", "b.csv", "c.csv", "d.csv"])
     'a.csv, b.csv, c.csv, and 1 more'
     """
-    more = f"{comma}and {len(names) - most:,} more" if len(names) > most else ""
-    return comma.join(names[:most]) + more
+    more = f"{comma}and {len(names) - limit:,} more" if len(names) > limit else ""
+    return comma.join(names[:limit]) + more
 
 
 def cause(error: Exception) -> str:

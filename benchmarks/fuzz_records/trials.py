@@ -37,26 +37,31 @@ _PREPARED = {
 
 _OF_JSON = (
     Selection(),
-    Selection(kept=("id",), **_PREPARED),
-    Selection(kept=("id", "label"), truth="label", classes=_CLASSES),
-    Selection(kept=("meta.source.name", "id", "text"), reads=33),
-    Selection(kept=("id", "score", "place"), truth="label", classes=_CLASSES, reads=1014),
+    Selection(kept_columns=("id",), **_PREPARED),
+    Selection(kept_columns=("id", "label"), truth="label", classes=_CLASSES),
+    Selection(kept_columns=("meta.source.name", "id", "text"), reads=33),
+    Selection(kept_columns=("id", "score", "place"), truth="label", classes=_CLASSES, reads=1014),
     Selection(keep_all=True),
     Selection(keep_all=True, truth="label", classes=_CLASSES, reads=90),
-    Selection(kept=("meta", "id"), reads=90),
-    Selection(text=("meta.body",), kept=("meta.source.n", "ok"), reads=5),
-    Selection(kept=("label", "id", "meta.tags"), labels=("label",), truth="label", classes=_CLASSES),
+    Selection(kept_columns=("meta", "id"), reads=90),
+    Selection(text=("meta.body",), kept_columns=("meta.source.n", "ok"), reads=5),
+    Selection(kept_columns=("label", "id", "meta.tags"), labels=("label",), truth="label", classes=_CLASSES),
 )
 _OF_RECORDS = (
     Selection(),
     Selection(reads=90, **_PREPARED),
-    Selection(kept=("id", "label"), truth="label", classes=_CLASSES),
-    Selection(kept=("more", "text", "place"), reads=33),
+    Selection(kept_columns=("id", "label"), truth="label", classes=_CLASSES),
+    Selection(kept_columns=("more", "text", "place"), reads=33),
     Selection(keep_all=True, truth="label", classes=_CLASSES, reads=90),
-    Selection(text=("more",), kept=("id", "place"), reads=5),
-    Selection(kept=("label", "id"), labels=("label",), truth="label", classes=_CLASSES, reads=1014),
+    Selection(text=("more",), kept_columns=("id", "place"), reads=5),
+    Selection(kept_columns=("label", "id"), labels=("label",), truth="label", classes=_CLASSES, reads=1014),
 )
-_OF_LINES = (Selection(), Selection(reads=33), Selection(kept=("place", "text"), reads=90), Selection(kept=("place",)))
+_OF_LINES = (
+    Selection(),
+    Selection(reads=33),
+    Selection(kept_columns=("place", "text"), reads=90),
+    Selection(kept_columns=("place",)),
+)
 
 
 @dataclass(frozen=True)

@@ -143,7 +143,7 @@ class SlowOperations(Operations):
 
         """
         count = len(packing.first) - 1
-        pitch = packing.most // count
+        pitch = packing.unit_limit // count
         shape = (count, pitch, layer.outputs)
         if self.setting.fused:
             super().conv1d(rows, layer, weight, bias, packing, constant, out, saturated)
@@ -175,7 +175,7 @@ class SlowOperations(Operations):
         if self.setting.fused:
             super().norm_relu_pool(rows, layer, norm, packing, constant, out)
         else:
-            raw = _rows(rows, (count, packing.most // count, layer.outputs))
+            raw = _rows(rows, (count, packing.unit_limit // count, layer.outputs))
             self._layer_norm(raw, norm)
             self._each("ReLU", raw)
             self._max_pool(raw, layer.rows_pooled, _rows(out, shape))
@@ -223,7 +223,7 @@ class SlowOperations(Operations):
 
         """
         count = rows.shape[0] * rows.shape[1]
-        all_rows = packing._replace(counts=cp.full(1, count, np.int32), most=count, closing=None)
+        all_rows = packing._replace(counts=cp.full(1, count, np.int32), unit_limit=count, closing=None)
         super().conv1d(rows, plain(layer), weight, bias, all_rows, None, out)
 
     def _each(self, name: str, values: cp.ndarray, *more: object) -> None:

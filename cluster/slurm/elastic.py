@@ -63,6 +63,7 @@ def slurm_cluster(nodes: int | None, protocol: str, tls: bool | None, say: Calla
                 file.flush()
                 yield file.name
 
+    # Choose the protocol, and make a private folder for certificates.
     site = load_site().changed(protocol=None if protocol == "auto" else protocol, tls=tls)
     chosen, line = choose(site.protocol, nodes or 1, site.tls)
     say(line)
@@ -76,6 +77,7 @@ def slurm_cluster(nodes: int | None, protocol: str, tls: bool | None, say: Calla
         if chosen == "tls":
             options["security"] = make_certificates(folder / "tls")
         make_private(site.shared_folder / "logs")
+        # Start the scheduler, which starts and ends Slurm jobs.
         try:
             running = stack.enter_context(SLURMCluster(**options, job_cls=Job))
         except FileNotFoundError as error:
@@ -84,6 +86,7 @@ def slurm_cluster(nodes: int | None, protocol: str, tls: bool | None, say: Calla
         # A job ends after a minute without work, not between two cells of a notebook.
         running.adapt(minimum_jobs=1, maximum_jobs=nodes or 1, interval="2s", wait_count=30)
         stack.enter_context(default_scheduler())
+        # Wait for the first worker.
         client = stack.enter_context(Client(running))
         longer = "see squeue, or wait longer by setting DASK_DISTRIBUTED__SCHEDULER__NO_WORKERS_TIMEOUT"
         await_workers(client, 1, f"no Slurm job has started a worker within {wait:.0f} s: {longer}")
@@ -101,6 +104,7 @@ def _options(site: Site, protocol: str) -> dict[str, Any]:
         "job_cpu": site.cpus_per_node or _CPUS_PER_WORKER * processes,
         "cores": THREADS_PER_WORKER * processes,
         "processes": processes,
+        # Without memory in the settings, Slurm gives its default, and these 16GB are only the limit of the workers.
         "memory": site.memory or "16GB",
         "job_directives_skip": [] if site.memory else ["--mem"],
         "job_extra_directives": [*directives, *site.directives],

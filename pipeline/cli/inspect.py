@@ -375,7 +375,7 @@ def _write_card(name: str, card: Path) -> None:
 
 def _show_output(name: str, as_json: bool) -> None:
     """Print the totals and scores of a job so far. Raises UsageError if the folder is not the output of a job."""
-    from ..labelling.counts import THRESHOLDS, kept
+    from ..labelling.counts import THRESHOLDS, rows_above
     from ..output.folder import OutputFolder
     from ..output.object_store import place_of
     from ..report.tables import new_table
@@ -391,7 +391,7 @@ def _show_output(name: str, as_json: bool) -> None:
         totals = folder.totals(folder.checked_plan(manifest), manifest.fingerprint.id)
     judged = [(totals.labels, totals.scores), *((other.labels, other.scores) for other in totals.others or ())]
     by_model = [
-        (names.label, labels, {label: kept(bins) for label, bins in (scores or {}).items()})
+        (names.label, labels, {label: rows_above(bins) for label, bins in (scores or {}).items()})
         for names, (labels, scores) in zip(manifest.fingerprint.settings.labelled, judged, strict=True)
     ]
 

@@ -125,8 +125,8 @@ class Explainer:
         self.model = load_one(model).asking(given["network"])
         if self.model.levels is not None:
             raise UsageError(f"{self.model.name} gives a text a number: only labels are explained")
-        self._how = given["device"], given["precision"], None, given["kernels"]
-        self._engine = open_engine(self.model, *self._how)
+        self._engine_options = given["device"], given["precision"], None, given["kernels"]
+        self._engine = open_engine(self.model, *self._engine_options)
         self._whole: Engine | None = None
 
     def __enter__(self) -> Explainer:
@@ -204,7 +204,7 @@ class Explainer:
     def _of_left_out(self, text: str, number: int, score: float) -> Explanation:
         """Explain a label by what the score loses without each word. The whole model computes all texts."""
         if self._whole is None:
-            self._whole = open_engine(self.model.asking("all"), *self._how)
+            self._whole = open_engine(self.model.asking("all"), *self._engine_options)
         words = [*_WORD.finditer(text)]
         runs = [part.tolist() for part in np.array_split(np.arange(len(words)), min(len(words), _MOST_PARTS) or 1)]
         spans = [(words[run[0]].start(), words[run[-1]].end()) for run in runs if run]

@@ -118,6 +118,7 @@ def next_rows(
     1
 
     """
+    # Check the options, and find the columns to read.
     if count < 1:
         raise UsageError(f"{count} rows cannot be chosen: give 1 or more")
     loaded = load_one(model)
@@ -130,10 +131,11 @@ def next_rows(
     text_column = text_columns(loaded, text_column, options)
     engine = {name: options.pop(name, SCORE[name].default) for name in ("device", "precision", "kernels", "network")}  # type: ignore[misc]
     loaded = loaded.asking(str(engine.pop("network")))
-    kept = tuple(name for name in (id_column, label_column) if name is not None)
+    # Open the input, and leave out rows that have a label.
+    kept_columns = tuple(name for name in (id_column, label_column) if name is not None)
     labels = () if label_column is None else (label_column,)
-    how: dict[str, Any] = {"kept": kept, "labels": labels, "reads": MOST_READ}
-    given, selection = chosen_input(source, text_column, options, loaded.alphabet, loaded.length, **how)
+    reading: dict[str, Any] = {"kept_columns": kept_columns, "labels": labels, "reads": MOST_READ}
+    given, selection = chosen_input(source, text_column, options, loaded.alphabet, loaded.length, **reading)
     seen = set() if decided is None else {decision.key for decision in read_decisions(Path(decided))}
 
     def unlabelled(chunks: Iterable[Chunk]) -> Iterable[Chunk]:
@@ -144,7 +146,8 @@ def next_rows(
             if which.any():
                 yield chunk.take(which)
 
-    most = max(count, min(_CANDIDATES * count, _MOST_CANDIDATES))
+    # Score the rows, and keep the candidates about which the model is least sure.
+    candidates_to_keep = max(count, min(_CANDIDATES * count, _MOST_CANDIDATES))
     candidates: dict[str, _Candidate] = {}
     first = 0
     with scored_rows([loaded], given, selection, **engine, chosen=unlabelled) as (_, chunks):
@@ -154,10 +157,11 @@ def next_rows(
             for key, candidate in found.items():
                 if key not in seen:
                     candidates.setdefault(key, candidate)
-            least = heapq.nsmallest(most, candidates.items(), key=lambda item: item[1][:2])
+            least = heapq.nsmallest(candidates_to_keep, candidates.items(), key=lambda item: item[1][:2])
             candidates = dict(least)
     if not candidates:
         raise UsageError("there is no row to label: each has a label, or a decision, or no text")
+    # Choose the candidates that represent the others best.
     ordered = [*candidates.items()]
     chosen = [ordered[i] for i in representatives(_likeness([one.text for _, one in ordered]), count)]
     return _table(chosen, loaded.classes, id_column)

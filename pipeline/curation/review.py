@@ -162,6 +162,7 @@ async def serve(
         sockets = bind_sockets(port, HOST)
     except OSError as error:
         raise UsageError(f"{HOST} port {port} cannot be listened on: {cause(error)}") from error
+    # Set up the pages. Only a browser that has the token can read and decide.
     token = secrets.token_urlsafe(24)
     number = sockets[0].getsockname()[1]
     with ThreadPoolExecutor(1, "broadsheet-review") as thread:  # engines and files take one call at a time
@@ -172,6 +173,7 @@ async def serve(
             (r"/rows/(\d{1,9})/decision", _Decision, given),
             (r"/rows/(\d{1,9})/why", _Why, given | {"explainer": explainer}),
         ]
+        # Serve them until the task is cancelled.
         application = Application(routes, log_function=lambda handler: None)
         server = HTTPServer(application, max_body_size=_MOST_BODY)
         server.add_sockets(sockets)
@@ -222,7 +224,7 @@ class _Guarded(_Answer):
         self.finish({"error": reason})
 
     async def _in_thread(self, work: Callable[[], Any]) -> Any:
-        """Return the result of the work, which the one thread computes.
+        """Return the result of the work, which runs in the thread for engines and files.
 
         If it fails, answer the error and return None.
         """

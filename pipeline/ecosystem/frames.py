@@ -174,8 +174,8 @@ def _label_dataset(dataset: Any, model: ModelOrModels, options: Options, suffix:
     if features is not None:
         added = Features.from_arrow_schema(labels.schema)
         features = Features({**features, **dict(zip(called, added.values(), strict=True))})
-    how = {"batched": True, "batch_size": _LABELLED_AT_ONCE, "fn_kwargs": {"labels": labels, "called": called}}
-    return dataset.map(_label_batch, features=features, **how)
+    batching = {"batched": True, "batch_size": _LABELLED_AT_ONCE, "fn_kwargs": {"labels": labels, "called": called}}
+    return dataset.map(_label_batch, features=features, **batching)
 
 
 def _label_batch(batch: dict[str, list[Any]], labels: Labels, called: list[str]) -> dict[str, list[Any]]:

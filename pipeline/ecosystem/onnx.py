@@ -85,9 +85,9 @@ def _inputs(model: Model, texts: Texts) -> dict[str, NDArray[Any]]:
         some = find(texts.data, texts.offsets, ngrams.kinds, bits)
         none = [Grams(np.empty(0, np.uint32), np.zeros(count + 1, np.int64))]
         by_kind = [counted(grams or none, count, bits) for grams in some]
-        most = max(int(np.diff(kind.offsets).max(initial=0)) for kind in by_kind)
-        buckets = np.full((count, len(by_kind), most), 1 << bits, np.int32)
-        times = np.zeros((count, len(by_kind), most), np.float32)
+        longest = max(int(np.diff(kind.offsets).max(initial=0)) for kind in by_kind)
+        buckets = np.full((count, len(by_kind), longest), 1 << bits, np.int32)
+        times = np.zeros((count, len(by_kind), longest), np.float32)
         for number, kind in enumerate(by_kind):
             sizes = np.diff(kind.offsets)
             text = np.repeat(np.arange(count), sizes)

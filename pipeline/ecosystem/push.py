@@ -77,6 +77,7 @@ def push(model: str | Path | Model, repository: str, *, private: bool = False, m
 
 def model_card(model: Model, repository: str) -> str:
     """Return the page of a repository, in Markdown: what the model reads and returns, how to use it, and its card."""
+    # Collect the facts about the model.
     names = ", ".join(model.classes[:_MOST_CLASSES]) + (", …" if len(model.classes) > _MOST_CLASSES else "")
     facts = {"classes": f"{len(model.classes)}: {names}", "reads": _reads(model)}
     if model.meant_for:
@@ -84,6 +85,7 @@ def model_card(model: Model, repository: str) -> str:
     facts |= {"weights": f"{model.parameters:,}, {model.dtype}", "digest": model.digest}
     kind = "An encoder" if model.encoder else "A character-level CNN" if model.has_network else "A model of n-grams"
     about = json.dumps(dict(model.card), indent=2, ensure_ascii=False)
+    # Write the page, with a header that the hub reads.
     lines = [
         "---",
         "library_name: broadsheet",

@@ -121,8 +121,8 @@ def labels_of(model: ModelOrModels, options: Options, schema: pa.Schema) -> Labe
     """Return how to label rows with this schema. Raises UsageError for a column or option that does not fit."""
     models = [model] if isinstance(model, str | Path | Model) else list(model)
     loaded = load_models(models, options.network, options.preparation)
-    how = (options.device, options.precision, options.kernels, options.network)
+    engine_options = (options.device, options.precision, options.kernels, options.network)
     given = models if options.preparation is None else loaded.loaded
-    named = tuple(resident(one, *how)[0] for one in given)
+    named = tuple(resident(one, *engine_options)[0] for one in given)
     selection = resolve(schema, options.selection(loaded))
     return Labels(named, options, selection, columns_of(selection, options.model_columns(loaded), None))

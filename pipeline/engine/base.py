@@ -103,10 +103,10 @@ class Texts:
             return of_ids(self.ids, alphabet)
         if length == WHOLE:
             return unread(self.data, self.offsets)
-        how, shared = (alphabet.symbols, length), {} if self.shared is None else self.shared
-        if how not in shared:
-            shared[how] = encode(self.data, self.offsets, alphabet, length)
-        return shared[how]
+        key, shared = (alphabet.symbols, length), {} if self.shared is None else self.shared
+        if key not in shared:
+            shared[key] = encode(self.data, self.offsets, alphabet, length)
+        return shared[key]
 
     def as_read_by(self, model: Model) -> Texts:
         """Return the whole texts after a model's preparation. Raises UsageError if they are already encoded."""
@@ -351,9 +351,9 @@ class Wrapped:
         is_prepared_on_gpu = model.preparation is None or model.preparation.byte_steps is not None
         self.reads_gpu_texts = engine.reads_gpu_texts and is_prepared_on_gpu
 
-    def classify(self, texts: Texts, *how: Any, **more: Any) -> Predictions:
+    def classify(self, texts: Texts, *options: Any, **keywords: Any) -> Predictions:
         """Label articles. See `Engine.classify`."""
-        return self.through(texts, lambda engine, own: engine.classify(own, *how, **more))
+        return self.through(texts, lambda engine, own: engine.classify(own, *options, **keywords))
 
     def through(self, texts: Texts, label: Callable[[Engine, Texts], Predictions]) -> Predictions:
         """Return the predictions of `label` for the prepared texts with the other engine."""

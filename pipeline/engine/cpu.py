@@ -83,7 +83,7 @@ class CpuEngine:
                 self.blocks = quantised.blocks(weights, integers, self._saturated.append)
             else:
                 self.blocks = text_blocks(weights) if self.model.frame == "text" else reference.blocks(weights)
-        self._most = weights.linear_batches[-1].room
+        self._largest_batch = weights.linear_batches[-1].room
         self.memory_ready = time.time()
 
     def classify(
@@ -159,7 +159,7 @@ class CpuEngine:
 
         No group is larger than the batches of the linear layers.
         """
-        rounds = -(-len(ids) // (self._most * self.threads))
+        rounds = -(-len(ids) // (self._largest_batch * self.threads))
         size = max(1, -(-len(ids) // max(1, rounds * self.threads)))
         return [ids[first : first + size] for first in range(0, len(ids), size)]
 

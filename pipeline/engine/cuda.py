@@ -154,9 +154,9 @@ class CudaEngine:
             if precision == "int8" and model.has_network:
                 integers = quantised.prepare(weights, quantised.scales_of(model))
             self._units = units_by_length(model.layers, model.frame)
-            most = largest_batch(generation, precision, f"sm_{digits}", model.layers, model.frame)
-            if batch is not None and batch > most:
-                raise UsageError(f"{generation} kernels take batches of at most {most:,} articles of this model")
+            largest = largest_batch(generation, precision, f"sm_{digits}", model.layers, model.frame)
+            if batch is not None and batch > largest:
+                raise UsageError(f"{generation} kernels take batches of at most {largest:,} articles of this model")
             try:
                 self.network = Network(
                     weights, integers, model.ngrams, model.alphabet, model.length, generation, precision, self.device
@@ -167,23 +167,23 @@ class CudaEngine:
                 if error.status == _OUT_OF_MEMORY:
                     raise NoRoom(self._no_room("the model's kernels", error)) from error
                 raise BroadsheetError(f"GPU {device} cannot load the model: {error}") from error
-            self._allocate(batch or self._default_batch(most))
+            self._allocate(batch or self._default_batch(largest))
         self.device_name = f"cuda:{number_on_host(device)}"
         self.memory_ready = time.time()
 
-    def _default_batch(self, most: int) -> int:
+    def _default_batch(self, largest: int) -> int:
         full = _BATCH_PER_SM * int(self.device.attributes["MultiProcessorCount"])
         # The scores of many classes take much page-locked memory, so with many classes short articles get no more room.
         by_scores = full * CLASSES[1] // len(self.model.classes)
-        batch = min(most, full * articles_for_a_full_one(self.model.frame), by_scores)
+        batch = min(largest, full * articles_for_a_full_one(self.model.frame), by_scores)
         free, _ = self.device.mem_info
 
         def planned(batch: int) -> int:
             return memory_plan.planned_bytes(self.network.plan(batch))
 
-        together = min(most, _TOGETHER * batch, by_scores)
-        if self.network.parts.alone and planned(together) <= _SHARE_TOGETHER * free:
-            return together
+        larger = min(largest, _TOGETHER * batch, by_scores)
+        if self.network.parts.alone and planned(larger) <= _SHARE_TOGETHER * free:
+            return larger
         while batch > _LEAST_BATCH and planned(batch) > _FREE_SHARE * free:
             batch //= 2
         return batch
@@ -236,6 +236,7 @@ class CudaEngine:
         """
         if self._failed:
             raise BroadsheetError(f"the GPU of this worker failed before, restart the worker: {self._failed}")
+        # Make the arrays for the results.
         count = len(texts)
         classes = len(self.model.classes)
         top_k = min(top_k, classes)
@@ -247,6 +248,7 @@ class CudaEngine:
             truncated=np.empty(count, np.bool_),
             unknown_chars=np.empty(count, np.int64),
         )
+        # Label the texts, with one CUDA graph if they are few and short.
         if not _is_on_host(texts) and not texts.is_written:
             self.device.synchronize()  # the text may have been written on any stream
         if self._is_small(texts) and not each_kernel:
@@ -254,6 +256,7 @@ class CudaEngine:
                 sums = self._in_a_graph(texts, top_k, predictions, spans)
         else:
             sums = self._in_batches(texts, top_k, predictions, spans, each_kernel, turn)
+        # Complete the results: articles that overflowed, numbers, and heads.
         if self.network.ops.stored.is_split and predictions.overflowed.any():
             self._classify_by_reference(texts, predictions, top_k)
         predictions = replace(predictions, saturated=sums.saturated, asked=sums.asked).with_numbers(self.model)
@@ -263,20 +266,20 @@ class CudaEngine:
         """Return whether one graph can label these texts. It cannot if a profile watches each launch."""
         watched = self.network.watcher is not None
         here = texts.ids is None and _is_on_host(texts)
-        return here and len(texts) <= self.batch and not watched and self.small.take(texts.offsets)
+        return here and len(texts) <= self.batch and not watched and self.small.fits(texts.offsets)
 
     def _in_a_graph(self, texts: Texts, top_k: int, predictions: Predictions, spans: list[Span] | None) -> Sums:
         """Label a small batch with one CUDA graph."""
         try:
             with self.device:
                 make_current()
-                begun, began = time.time(), time.perf_counter()
+                began_at, began = time.time(), time.perf_counter()
                 result = self.small.run(texts.data, texts.offsets, top_k)
                 seconds = time.perf_counter() - began
         except (cp.cuda.runtime.CUDARuntimeError, cp.cuda.driver.CUDADriverError) as error:
             raise self._failure(error, Batch(0, len(texts), 0)) from error
         _fill(predictions, slice(None), result, result)
-        _note(device_spans(begun, [("kernels", "compute", 0.0, seconds * 1e3)], self.device_name), spans)
+        _note(device_spans(began_at, [("kernels", "compute", 0.0, seconds * 1e3)], self.device_name), spans)
         return result.sums
 
     def _in_batches(
@@ -311,12 +314,13 @@ class CudaEngine:
         """
         # Plan the batches, from ids on the GPU if another model has left them there.
         sums = Sums(0, 0)
-        shared, how = texts.shared, (f"{self.device_name} {self.model.alphabet.symbols}", self.model.length)
-        keep = self._room_for_ids(len(texts)) if shared is not None and how not in shared else None
-        kept = shared.get(how) if shared is not None and self.model.ngrams is None else None  # n-grams read the text
+        shared, key = texts.shared, (f"{self.device_name} {self.model.alphabet.symbols}", self.model.length)
+        ids_to_share = self._room_for_ids(len(texts)) if shared is not None and key not in shared else None
+        # A model with n-grams cannot use these ids, because its n-grams read the text.
+        shared_ids = shared.get(key) if shared is not None and self.model.ngrams is None else None
         running: deque[tuple[Slot, Batch]] = deque()
         batch, wanted = Batch(0, 0, 0), Wanted(top_k, predictions.all_scores is not None)
-        planned = list(self.batches(texts) if kept is None else self._batches_of_kept(kept))
+        planned = list(self.batches(texts) if shared_ids is None else self._batches_of_kept(shared_ids))
         # Start each batch once a slot is free, and collect the results of the oldest one.
         try:
             with self.device:
@@ -330,7 +334,7 @@ class CudaEngine:
                         slot = self._next_slot()
                         running.append((slot, batch))
                         slot.each_kernel = each_kernel and spans is not None
-                        of_batch = None if keep is None else keep[batch.first : batch.last]
+                        of_batch = None if ids_to_share is None else ids_to_share[batch.first : batch.last]
                         self._start(slot, texts, batch, wanted, of_batch)
                 while running:
                     sums = sums.plus(self._collect(*running[0], predictions, anchor, spans))
@@ -343,8 +347,8 @@ class CudaEngine:
                     self.network.settle()
                 for slot, _ in running:
                     slot.taken.release()
-        if shared is not None and keep is not None:
-            shared[how] = Encoded(keep, predictions.n_chars, predictions.truncated, predictions.unknown_chars)
+        if shared is not None and ids_to_share is not None:
+            shared[key] = Encoded(ids_to_share, predictions.n_chars, predictions.truncated, predictions.unknown_chars)
         return sums
 
     def _next_slot(self) -> Slot:
@@ -415,10 +419,10 @@ class CudaEngine:
 
     def _batches_of_ids(self, ids: NDArray[np.uint8]) -> Iterator[Batch]:
         room, pitch = self.network.room, memory_plan.id_pitch(self.model.length)
-        most = min(self.batch, memory_plan.text_bytes(self.model.layers, room) // pitch)
+        most_articles = min(self.batch, memory_plan.text_bytes(self.model.layers, room) // pitch)
         first = 0
         while first < len(ids):
-            given = of_ids(ids[first : first + most], self.model.alphabet)
+            given = of_ids(ids[first : first + most_articles], self.model.alphabet)
             units = np.cumsum(self._units[given.n_chars])
             count = int(np.searchsorted(units, room.units, side="right"))
             if count < len(given.ids):
@@ -426,9 +430,9 @@ class CudaEngine:
             yield Batch(first, first + count, int(units[count - 1]), given=given)
             first += count
 
-    def _batches_of_kept(self, kept: Encoded) -> Iterator[Batch]:
+    def _batches_of_kept(self, stored: Encoded) -> Iterator[Batch]:
         """Yield runs of articles whose ids are on the GPU."""
-        units = self._units[np.minimum(kept.n_chars, self.model.length)]
+        units = self._units[np.minimum(stored.n_chars, self.model.length)]
         first = 0
         while first < len(units):
             ahead = np.cumsum(units[first : first + self.batch])
@@ -436,11 +440,11 @@ class CudaEngine:
             left = len(units) - first
             size = -(-left // -(-left // fits))
             part = slice(first, first + size)
-            given = Encoded(kept.ids[part], kept.n_chars[part], kept.truncated[part], kept.unknown_chars[part])
+            given = Encoded(stored.ids[part], stored.n_chars[part], stored.truncated[part], stored.unknown_chars[part])
             yield Batch(first, first + size, int(ahead[size - 1]), given=given)
             first += size
 
-    def _start(self, slot: Slot, texts: Texts, batch: Batch, wanted: Wanted, keep: cp.ndarray | None) -> None:
+    def _start(self, slot: Slot, texts: Texts, batch: Batch, wanted: Wanted, ids_copy: cp.ndarray | None) -> None:
         """Start a batch, as text or as ids.
 
         Parameters
@@ -453,26 +457,26 @@ class CudaEngine:
             The batch.
         wanted : Wanted
             The results that the caller wants.
-        keep : uint8 [N, pitch], or None
+        ids_copy : uint8 [N, pitch], or None
             An array on the GPU to which the ids are copied.
 
         """
         offsets = texts.offsets[batch.first : batch.last + 1]
         if batch.given is None:
-            self.network.start_text(slot, texts.data, offsets, batch.units, batch.has_long, wanted, keep)
+            self.network.start_text(slot, texts.data, offsets, batch.units, batch.has_long, wanted, ids_copy)
         elif isinstance(batch.given.ids, cp.ndarray):
             self.network.start_kept(slot, batch.given.ids, batch.units, wanted)
         else:
             text = None
             if texts.ids is None:
                 text = cp.asnumpy(texts.data[offsets[0] : offsets[-1]]), offsets - offsets[0]
-            self.network.start_ids(slot, batch.given.ids, text, batch.units, wanted, keep)
+            self.network.start_ids(slot, batch.given.ids, text, batch.units, wanted, ids_copy)
 
     def _anchor(self) -> tuple[float, cp.cuda.Event]:
         """Return the time, on the host's clock, of an event that the GPU has recorded, and the event."""
         anchored = self._anchored
-        most = _ANCHOR_SECONDS_OF_IDLE if self._is_idle else _ANCHOR_SECONDS
-        if anchored is None or time.time() - anchored[0] > most:
+        most_seconds = _ANCHOR_SECONDS_OF_IDLE if self._is_idle else _ANCHOR_SECONDS
+        if anchored is None or time.time() - anchored[0] > most_seconds:
             tries = [self._recorded() for _ in range(_ANCHOR_TRIES)]
             _, at, event = min(tries, key=lambda attempt: attempt[0])
             anchored = self._anchored = at, event
@@ -532,13 +536,13 @@ def _is_on_host(texts: Texts) -> bool:
     return isinstance(texts.data, np.ndarray)
 
 
-def _note(done: list[Span], spans: list[Span] | None) -> None:
+def _note(finished: list[Span], spans: list[Span] | None) -> None:
     """Record the finished steps of the GPU for the worker's heartbeat and in `spans`."""
-    for step in done:
+    for step in finished:
         if step.name in DEVICE_ACTIVITIES:
             ACTIVITY.add(step.name, step.start, step.end)
     if spans is not None:
-        spans += done
+        spans += finished
 
 
 def _fill(predictions: Predictions, rows: slice, result: Result, counts: Result | Encoded) -> None:

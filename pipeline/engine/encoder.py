@@ -141,6 +141,7 @@ class OnCuda:
         from ..kernels.tables import encoder_shape
         from .cuda import number_on_host
 
+        # Choose the precision and the kernels, and refuse an encoder that they cannot compute.
         device, digits = cp.cuda.Device(), cp.cuda.Device().compute_capability
         if kernels == "auto" and precision == "auto" and int(digits) >= _FIRST_CAPABILITY:
             precision = "fp16"
@@ -152,6 +153,7 @@ class OnCuda:
                 f"this is {precision} on {digits[:-1]}.{digits[-1]}, with {encoder.width // encoder.settings.heads} "
                 f"and {encoder.width:,}. Add --device cpu"
             )
+        # Load the encoder.
         self.encoder = encoder
         self._device, self.device_name = device, f"cuda:{number_on_host(device.id)}"
         self.reads_gpu_texts = isinstance(encoder.tokens, WordPiece)  # others make tokens on the host

@@ -64,6 +64,7 @@ def open_engine(
     >>> engine.close()
 
     """
+    # Check the options.
     for name, value, known in (
         ("device", device, DEVICES),
         ("precision", precision, PRECISIONS),
@@ -71,11 +72,13 @@ def open_engine(
     ):
         if value not in known:
             raise UsageError(f"{name} {value!r}: choose one of {', '.join(known)}")
+    # Open a plain engine, and wrap it: the wrapper prepares the texts, and calibrates the scores by class.
     if model.preparation is not None or model.by_class is not None:
         plain = replace(model, preparation=None, by_class=None)
         return Wrapped(model, open_engine(plain, device, precision, threads, kernels))
     if model.encoder is not None:
         return _open_encoder(model, device, precision, threads, kernels)
+    # Open the engine of the device.
     where, missing = _working(device)
     if where == "cuda":
         from .cuda import CudaEngine
@@ -129,7 +132,7 @@ def vectors(
     data: NDArray[np.uint8],
     offsets: NDArray[np.int64],
     device: str = "auto",
-    done: Callable[[int], None] = lambda rows: None,
+    tell: Callable[[int], None] = lambda rows: None,
 ) -> Floats:
     """Return the vectors of N texts. A CPU computes them if "auto" finds no GPU, and texts that overflow in 16 bits.
 
@@ -141,7 +144,7 @@ def vectors(
         The texts, as in `WordPiece.of_texts`.
     device : str
         See `open_engine`.
-    done : callable
+    tell : callable
         A function that is called from time to time with the number of finished texts.
 
     Returns
@@ -152,6 +155,7 @@ def vectors(
     """
     from .encoder import compute_on
 
+    # Open the encoder on the device, or on the CPU if "auto" finds a GPU that cannot compute it.
     texts = Texts(data, offsets)
     where, _ = _working(device)
     try:
@@ -160,14 +164,16 @@ def vectors(
         if device == "cuda":
             raise
         where, compute = "cpu", compute_on(encoder, "cpu")
+    # Compute the vectors of some texts at a time.
     size, parts = _TEXTS_AT_ONCE[where], []
     with closing(compute):
         for first in range(0, max(len(texts), 1), size):
             offsets_here = offsets[first : first + size + 1]
             part = Texts(data[offsets_here[0] : offsets_here[-1]], offsets_here - offsets_here[0])
             parts.append(compute.of_texts(part, False, None)[0].reshape(len(part), encoder.outputs))
-            done(first + len(part))
+            tell(first + len(part))
     out = np.concatenate(parts)
+    # Compute texts that overflowed in 16 bits again, on the CPU.
     overflowed = ~np.asarray(np.isfinite(out).all(axis=1))
     if where == "cuda" and overflowed.any():
         again = texts.take(overflowed)

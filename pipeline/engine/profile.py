@@ -186,8 +186,8 @@ def _cpu_ceilings(engine: CpuEngine) -> Ceilings:
     product = min(_times(lambda: each_group(lambda pair: pair[0] @ pair[1], factors), _CEILING_REPEATS))
     copy = min(_times(lambda: each_group(lambda pair: np.copyto(pair[1], pair[0]), blocks), _CEILING_REPEATS))
     where = f"each of {threads} threads at once" if threads > 1 else "1 thread"
-    how = f"fp32 product {_PRODUCT_SIDE}³ and copy of {_COPIED_BYTES >> 20} MiB on {where}"
-    return Ceilings(threads * 2 * _PRODUCT_SIDE**3 / product, threads * 2 * _COPIED_BYTES / copy, how)
+    method = f"fp32 product {_PRODUCT_SIDE}³ and copy of {_COPIED_BYTES >> 20} MiB on {where}"
+    return Ceilings(threads * 2 * _PRODUCT_SIDE**3 / product, threads * 2 * _COPIED_BYTES / copy, method)
 
 
 def _times(work: Callable[[], Any], repeats: int) -> list[float]:

@@ -62,16 +62,19 @@ def kernels(engine: CudaEngine, texts: Texts) -> list[KernelProfile]:
     count, batch = len(texts), engine.batch
     if count > batch:
         raise UsageError(f"a batch here holds {batch} articles at most: profile no more than that")
+    # Measure every kernel, alone and within the network.
     model, ops = engine.model, engine.network.ops
     launches = _record(engine, texts)
     with engine.device:
         alone = {launch.kernel.name: _seconds(lambda at=launch: _launch(ops, at)) for launch in launches}  # type: ignore[misc]
     stream = _in_the_network(engine, texts)
     inner = _asked(model, texts)
+    # Find how much each kernel has to compute and to move.
     works = _works(model, texts, inner, ops.stored)
     rows, count = computed_rows(model, inner), len(inner)
     units = int(units_by_length(model.layers, model.frame)[np.minimum(np.diff(inner.offsets), model.length)].sum())
     layers = {layer.name: layer for layer in model.layers}
+    # Compare each kernel with that: how full the GPU is, and what is read more than once.
     profiles = []
     for launch in launches:
         name, kernel = launch.kernel.name, launch.kernel
@@ -84,8 +87,8 @@ def kernels(engine: CudaEngine, texts: Texts) -> list[KernelProfile]:
         shape = tile_shape(ops, layer) if layer is not None else None
         if layer is not None and shape is not None:
             computed = units * layer.product_pool if layer.kind == "conv1d" else count
-            kept = rows.get(name, count)
-            tiles, waste, shared = _tiles(layer, shape, computed, kept)
+            rows_kept = rows.get(name, count)
+            tiles, waste, shared = _tiles(layer, shape, computed, rows_kept)
             moved += shared * ops.stored.read_by(layer).bytes
         waves = tiles / (resident * ops.sms)
         profiles.append(
@@ -133,8 +136,8 @@ def _ceilings(number: str) -> Ceilings:
     source = generator.standard_normal(_COPIED_BYTES // 4, dtype=cp.float32)
     target = cp.empty_like(source)
     copy = _seconds(lambda: target.data.copy_from_device_async(source.data, _COPIED_BYTES, cp.cuda.Stream.null))
-    how = f"{number} product {_PRODUCT_SIDE}³ by cuBLAS and copy of {_COPIED_BYTES >> 30} GiB on this GPU"
-    return Ceilings(2 * _PRODUCT_SIDE**3 / product, 2 * _COPIED_BYTES / copy, how)
+    method = f"{number} product {_PRODUCT_SIDE}³ by cuBLAS and copy of {_COPIED_BYTES >> 30} GiB on this GPU"
+    return Ceilings(2 * _PRODUCT_SIDE**3 / product, 2 * _COPIED_BYTES / copy, method)
 
 
 def _record(engine: CudaEngine, texts: Texts) -> list[RecordedLaunch]:
@@ -228,15 +231,15 @@ def _residency(kernel: Kernel, target: str) -> tuple[int, float]:
     """Return how many blocks an SM holds at once, and the share of its warps that they use."""
     function = load(kernel.file, kernel.expression, target)
     blocks = cp.cuda.driver.occupancyMaxActiveBlocksPerMultiprocessor(function.ptr, kernel.threads, kernel.shared_bytes)
-    most = cp.cuda.Device().attributes["MaxThreadsPerMultiProcessor"]
-    return max(1, blocks), blocks * kernel.threads / most
+    threads_an_sm = cp.cuda.Device().attributes["MaxThreadsPerMultiProcessor"]
+    return max(1, blocks), blocks * kernel.threads / threads_an_sm
 
 
 def _blocks(launch: RecordedLaunch) -> int:
     return int(np.prod(launch.grid))
 
 
-def _tiles(layer: Layer, shape: tuple[int, int], computed: int, kept: int) -> tuple[int, float, int]:
+def _tiles(layer: Layer, shape: tuple[int, int], computed: int, rows_kept: int) -> tuple[int, float, int]:
     """Return the number of tiles over `computed` rows, the share of rows that is discarded, and the repeated reads.
 
     Repeated reads are elements that are read more than once by design: rows that neighbouring tiles share, and all rows
@@ -245,4 +248,4 @@ def _tiles(layer: Layer, shape: tuple[int, int], computed: int, kept: int) -> tu
     rows, outputs = shape
     m_tiles, n_tiles = -(-computed // rows), layer.outputs // outputs
     shared = (m_tiles * (rows + layer.kernel - 1) * n_tiles - computed) * layer.inputs
-    return m_tiles * n_tiles, 1 - kept / (m_tiles * rows), max(0, shared)
+    return m_tiles * n_tiles, 1 - rows_kept / (m_tiles * rows), max(0, shared)

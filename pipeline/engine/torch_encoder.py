@@ -208,14 +208,14 @@ class OnTorch:
         heads = [model if other is self else other._model for other in models]
         sizes = np.array([len(one.ids) for one in encoded], np.int64)
         order = np.argsort(-sizes, kind="stable")
-        done: list[list[Any]] = []
+        results_of_batches: list[list[Any]] = []
         for rows in self._batches(sizes[order]):
-            done += self._in_halves(model, heads, [encoded[row] for row in order[rows]])
+            results_of_batches += self._in_halves(model, heads, [encoded[row] for row in order[rows]])
         results = []
         for place, other in enumerate(models):
             out = np.empty((len(encoded), other.encoder.outputs), np.float32)
-            if done:
-                found = torch.cat([batch[place] for batch in done]).float().cpu().numpy()
+            if results_of_batches:
+                found = torch.cat([batch[place] for batch in results_of_batches]).float().cpu().numpy()
                 if found.shape != out.shape:
                     raise ModelError(
                         f"{other.encoder.settings.family} gives {found.shape[1:]} values for a text, not "
@@ -404,12 +404,14 @@ def _loaded(kind: Any, encoder: TorchEncoder, config: Any, dtype: Any) -> Any:
     """Return a model of transformers with its weights. Raises ModelError if one is missing, which would be random."""
     import torch
 
+    # Turn the stored tensors into those of PyTorch.
     state = {}
     for name, one in encoder.stored().items():
         if one.dtype not in _STORED_AS:
             raise ModelError(f"its tensor {name!r} is of {one.dtype}; known are {', '.join(_STORED_AS)}")
         values = torch.from_numpy(np.array(one.data)).view(getattr(torch, _STORED_AS[one.dtype]))
         state[name] = values.reshape(one.shape)
+    # Load them, with the fastest attention that the model has.
     config._attn_implementation = None  # a file may name kernels that would be downloaded
     ways = ("sdpa", "eager") if getattr(kind, "_supports_sdpa", False) else ("eager",)
     try:
@@ -419,6 +421,7 @@ def _loaded(kind: Any, encoder: TorchEncoder, config: Any, dtype: Any) -> Any:
     except (RuntimeError, ValueError, TypeError, AttributeError, KeyError) as error:
         said = " ".join(str(error).split())[:300]
         raise ModelError(f"transformers does not load this {encoder.settings.family}: {said}") from error
+    # Refuse a model with missing weights.
     is_needed = encoder.settings.task == "classifier"
     missing = sorted(name for name in told["missing_keys"] if is_needed or not name.startswith("pooler."))
     if missing:
@@ -433,6 +436,7 @@ def _modules(encoder: TorchEncoder) -> list[Any]:
     """Return the modules of sentence-transformers that follow a model. By default, the mean of all tokens' vectors."""
     import json
 
+    # Without a list of modules, the vector of a text is the mean of its tokens' vectors.
     try:
         importlib.import_module("sentence_transformers")
     except ImportError as error:
@@ -441,6 +445,7 @@ def _modules(encoder: TorchEncoder) -> list[Any]:
     listed = encoder.files.get("modules.json")
     if listed is None:
         return [_module_class("Pooling")(encoder.settings.width, "mean")]
+    # Load each module from its own folder.
     made = []
     with tempfile.TemporaryDirectory(prefix="broadsheet-") as folder:
         for name, data in files.items():

@@ -122,14 +122,14 @@ def least_score(first: Doubles, encoder: Doubles, share: float, recall: float) -
     """
     order = np.argsort(-encoder, kind="stable")
     scores, by_first = encoder[order], first[order]
-    fewest, most = _rows_of_share(len(scores), share)
+    fewest_rows, most_rows = _rows_of_share(len(scores), share)
     ends = np.flatnonzero(np.append(scores[1:] < scores[:-1], True)) + 1  # rows that a cut at each score takes
     begins = np.concatenate([[0], ends[:-1]])
-    places = ends[(ends >= fewest) & (begins <= most)]
+    places = ends[(ends >= fewest_rows) & (begins <= most_rows)]
     lost = {int(rows): most_lost(int(rows), recall, _RISK - _RISK_OF_CUT) for rows in places}
     if min(lost.values()) < 0:
         raise UsageError(f"{len(first):,} held-out rows are too few to promise that: give more text")
-    return float(min(np.partition(by_first[:rows], most)[most] for rows, most in lost.items()))
+    return float(min(np.partition(by_first[:rows], losses)[losses] for rows, losses in lost.items()))
 
 
 def _rows_for(share: float, recall: float) -> int:

@@ -391,7 +391,7 @@ def evaluate(
 
     # Compute the figures over all rows.
     labels, scores, before, truth = (np.concatenate(column) for column in zip(*parts, strict=True))
-    right, kept = labels == truth, scores >= (abstain or 0)
+    right, is_kept = labels == truth, scores >= (abstain or 0)
     thresholds = []
     if precision_target is not None:
         thresholds.append(threshold(scores, right, precision_target))
@@ -400,14 +400,14 @@ def evaluate(
     return Evaluation(
         model=loaded.name,
         backend=str(backend),
-        confusion=confusion_of([(NO_TRUTH, 0, without_truth), *count_pairs(truth[kept], labels[kept])], classes),
+        confusion=confusion_of([(NO_TRUTH, 0, without_truth), *count_pairs(truth[is_kept], labels[is_kept])], classes),
         mistakes=tuple(worst),
         quarantined=quarantined,
         overflowed=overflowed,
         reliability=reliability(scores, right),
         uncalibrated=reliability(before, right) if has_before else None,
         thresholds=tuple(thresholds),
-        abstained=int((~kept).sum()),
+        abstained=int((~is_kept).sum()),
         networks=_compared(by_way, truth, rows_read) if given_model.cascade else {},
         found=finding.figures(),
         recalls=finding.recalls(),
@@ -525,7 +525,7 @@ def evaluate_labels(
         raise UsageError(f"{loaded.name} gives each text one label: evaluate() is for such models")
     options = joined_as(loaded, text_column, options)
     text_column, label_column = text_columns(loaded, text_column, options), label_column_of(loaded, label_column)
-    wanted: dict[str, Any] = {"kept": (label_column,), "labels": (label_column,), "classes": loaded.classes}
+    wanted: dict[str, Any] = {"kept_columns": (label_column,), "labels": (label_column,), "classes": loaded.classes}
     wanted["reads"] = loaded.reads
     given, selection = chosen_input(source, text_column, options, loaded.alphabet, loaded.length, **wanted)
     numbers_from = class_numbers_from(given, selection, label_column, several=True, separator=label_separator)

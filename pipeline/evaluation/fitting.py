@@ -167,8 +167,8 @@ def calibrate(
                 f"{given_model.name} is a chain, whose promise is about what its encoder says: leave out the label "
                 "column, and what needs one"
             )
-        how = agreement, Top.of(top, recall, top_of, given_model), (device, precision, kernels)
-        return with_promise(given_model, source, text_column, *how, options, progress)
+        promise = agreement, Top.of(top, recall, top_of, given_model), (device, precision, kernels)
+        return with_promise(given_model, source, text_column, *promise, options, progress)
     if top is not None or top_of is not None:
         raise UsageError(f"--top is what a chain is to find, and {given_model.name} is none: train --keep-teacher")
 
@@ -448,11 +448,11 @@ def fitted_cascade(
     # Choose the margin, and fit a temperature for n-grams alone.
     count, allowed = len(whole) + 1, 1 - agreement
     margin = 0.0
-    kept = int(np.floor(allowed * count + 1e-9)) - 1
-    if kept < 0 and len(worst):
+    allowed_losses = int(np.floor(allowed * count + 1e-9)) - 1
+    if allowed_losses < 0 and len(worst):
         margin = worst[0] - worst.mean() * np.log(allowed * count)
-    elif 0 <= kept < len(worst):
-        margin = worst[kept]
+    elif 0 <= allowed_losses < len(worst):
+        margin = worst[allowed_losses]
     margin = float(np.nextafter(np.float32(margin), np.float32(np.inf))) if margin else 0.0
     temperature = None if truth is None or thresholds is not None else fitted(alone.astype(np.float64), truth)
     share, stays = float(asked(alone, margin, thresholds).mean()), 1 - int((worst >= margin).sum()) / len(whole)

@@ -197,7 +197,7 @@ def evaluate_numbers(
     options = joined_as(loaded, text_column, options)
     text_column, label_column = text_columns(loaded, text_column, options), label_column_of(loaded, label_column)
     names = () if _are_numbers(loaded.classes) else loaded.classes
-    wanted: dict[str, Any] = {"kept": (label_column,), "reads": loaded.reads}
+    wanted: dict[str, Any] = {"kept_columns": (label_column,), "reads": loaded.reads}
     if names:
         wanted["labels"] = (label_column,)
     rows, selection = chosen_input(source, text_column, options, loaded.alphabet, loaded.length, **wanted)

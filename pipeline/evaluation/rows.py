@@ -43,7 +43,7 @@ def chosen_input(
     alphabet: Alphabet,
     length: int,
     whole_hash: bool = False,
-    **more: Any,
+    **attributes: Any,
 ) -> tuple[Given, Selection]:
     """Return an input, and the selection of its columns, as `classify` names them. Raises UsageError like `classify`.
 
@@ -55,7 +55,7 @@ def chosen_input(
         The alphabet and the length of the model, for files that are encoded already.
     whole_hash : bool
         Whether to identify the input by a hash of its content.
-    **more
+    **attributes
         Further attributes of the selection.
 
     """
@@ -63,8 +63,8 @@ def chosen_input(
     names = {"endpoint": checked.endpoint, "input_format": checked.input_format}
     given = identify(source, len(alphabet), length, whole_hash=whole_hash, by_content=whole_hash, **names)
     dialect = {name: getattr(checked, name) for name in ("encoding", "delimiter", "quote", "escape")}
-    more = {**dialect, "join": checked.join or "", **more}
-    selection = Selection(checked.text_column, header=checked.columns, rules=checked.label_rules, **more)
+    attributes = {**dialect, "join": checked.join or "", **attributes}
+    selection = Selection(checked.text_column, header=checked.columns, rules=checked.label_rules, **attributes)
     return given, selection
 
 
@@ -105,12 +105,12 @@ def scored_rows(
 
     """
     opened_input = open_input(source, selection, _CHUNK_ROWS)
-    most = None if progress is None else _rows_in(source, selection)
+    total = None if progress is None else _rows_in(source, selection)
     with opened(models, device, precision, kernels) as engines:
         chunks = chosen(chunks_here(opened_input))
         yield (
             engines[0].backend,
-            _reported(scored(chunks, engines, [Scoring(all_scores=True)] * len(engines)), progress, most),
+            _reported(scored(chunks, engines, [Scoring(all_scores=True)] * len(engines)), progress, total),
         )
 
 
@@ -129,19 +129,19 @@ def _rows_in(source: Given, selection: Selection) -> int | None:
         return None
 
 
-def _reported(chunks: Iterator[ScoredChunk], progress: RowProgress | None, most: int | None) -> Iterator[ScoredChunk]:
+def _reported(chunks: Iterator[ScoredChunk], progress: RowProgress | None, total: int | None) -> Iterator[ScoredChunk]:
     """Yield the chunks as they are scored, and report after each. The last report says that all rows are finished."""
     if progress is None:
         yield from chunks
         return
-    done = 0
+    finished_rows = 0
     try:
         for one in chunks:
             yield one
-            done += len(one.chunk)
-            progress("labelling", done, None if most is None else max(most, done + 1))
+            finished_rows += len(one.chunk)
+            progress("labelling", finished_rows, None if total is None else max(total, finished_rows + 1))
     finally:
-        progress("labelling", done, done)
+        progress("labelling", finished_rows, finished_rows)
 
 
 class NewRows:

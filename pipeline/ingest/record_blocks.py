@@ -133,7 +133,7 @@ class RecordBlocks:
         self._finder = _finder(form, selection)
         # If text columns are also used like other columns, they are needed on the host too, and whole, while the
         # model may read only the beginning. All columns from the first such column on are copied to the host.
-        others = {*selection.kept, selection.truth}
+        others = {*selection.kept_columns, selection.truth}
         used = [name not in selection.text or name in others for name in selection.columns]
         self._on_host = selection.columns[used.index(True) :] if any(used) else ()
 
@@ -299,7 +299,7 @@ class RecordBlocks:
             rows,
             QUARANTINE_SCHEMA.empty_table(),
             n_chars=characters if self._counts_characters else None,
-            bad=rows.slice(0, 0).drop_columns(["file", "row"]) if self._selection.kept else None,
+            bad=rows.slice(0, 0).drop_columns(["file", "row"]) if self._selection.kept_columns else None,
             prepared={
                 name: GpuTexts(texts, ends, is_blank.view(np.bool_))
                 for (name, _, _), (texts, _), ends in zip(self._byte_steps, prepared, prepared_offsets, strict=True)
@@ -342,7 +342,7 @@ class RecordBlocks:
         selection = self._selection
         names = dict(selection.class_names)
         arrays = [pa.repeat(pa.scalar(self._path, pa.string()), count), pa.array(np.arange(row, row + count))]
-        for name, kind in zip(selection.kept, selection.row_schema.types[2:], strict=True):
+        for name, kind in zip(selection.kept_columns, selection.row_schema.types[2:], strict=True):
             is_label = name in selection.labels
             arrays.append(copied(labels_of(columns[name], names.get(name)) if is_label else columns[name], kind))
         return pa.table(arrays, selection.row_schema)

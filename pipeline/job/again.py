@@ -87,12 +87,12 @@ def save_asked(folder: OutputFolder, source: Any, models: Models, options: Optio
 
 def how_to_go_on(place: Location, source: Any, command: str) -> str:
     """Return how to continue the job that was begun at a place: the command, if that needs only the folder."""
-    begun, saved = _begun(place)
-    if begun is False:
+    is_begun, saved = _begun(place)
+    if is_begun is False:
         return "No job has begun there yet"
     if isinstance(source, Stdin):
         return "Start again with --overwrite: stdin is gone"
-    known = "Continue with" if begun else "If a job has begun there, continue with"
+    known = "Continue with" if is_begun else "If a job has begun there, continue with"
     return f"{known}\n{command}" if saved else f"{known} the same command and --resume"
 
 

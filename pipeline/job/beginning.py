@@ -100,10 +100,10 @@ def refuse_files(source: Any, output: Location | None, models: Iterable[str], op
     refuse_outputs(written, may_replace, read, str(output) if isinstance(output, Path) else None)
 
 
-def named_input(source: Any, models: Models, options: Options, **how: Any) -> Given:
-    """Return the input of a job, before it is planned. how: more keywords for `identify`, which raises UsageError."""
+def named_input(source: Any, models: Models, options: Options, **keywords: Any) -> Given:
+    """Return the input of a job, before it is planned. keywords: more of `identify`, which may raise UsageError."""
     named: dict[str, Any] = {name: getattr(options, name) for name in ("root", "endpoint", "input_format")}
-    return identify(source, len(models.first.alphabet), models.first.length, **named, **how)
+    return identify(source, len(models.first.alphabet), models.first.length, **named, **keywords)
 
 
 def rooted(source: Any, options: Options) -> Options:
@@ -385,8 +385,8 @@ def asked_update(folder: OutputFolder, now: Files, changed: bool) -> Update | No
     manifest = folder.manifest() if folder.is_begun else None
     if manifest is None or manifest.totals is None:
         return None
-    begun = _unfinished(folder, manifest, now, changed)
-    return begun or update_of(folder, manifest, now, None, changed)
+    unfinished = _unfinished(folder, manifest, now, changed)
+    return unfinished or update_of(folder, manifest, now, None, changed)
 
 
 def update_of(
@@ -412,6 +412,7 @@ def update_of(
         The lowest number that the first range may have.
 
     """
+    # Compare the listing with the plan of the job.
     earlier, whole = manifest.totals, folder.checked_plan(manifest)
     assert earlier is not None
     if whole is None:
@@ -420,10 +421,12 @@ def update_of(
     if changed:
         _refuse_unknown_gone(differ, now)
     stale = {*differ.changed, *differ.gone} if changed else set()
+    # Withdraw the ranges with files that are labelled again or are gone.
     withdrawn = saved.withdrawn or () if saved else ranges_with(whole, stale)
     left = without(whole, withdrawn)
     if withdrawn:
         earlier = folder.totals(left, manifest.fingerprint.id, {*groups_of(left)} - {*withdrawn})
+    # Choose the files to label, and count the others for the report.
     by_path, stay = {file.path: file for file in now.found}, {file.path for file in left.files}
     own = [path for path in by_path if path not in stay] if saved is None else [file.path for file in saved.files]
     growth = Growth(
@@ -435,6 +438,7 @@ def update_of(
         again=len({*own} & {*differ.changed}),
         removed=len({*differ.gone} - stay),
     )
+    # Put together the update, whose first range comes after all ranges of the job.
     files, first = [by_path[path] for path in own if path in by_path], max(least, whole.ranges)
     earlier = _without_repaired(earlier, {*own})
     return Update(manifest, len(manifest.updates) + 1, saved, left, earlier, files, withdrawn, growth, first)

@@ -199,6 +199,7 @@ def _compute(
         The digests of the entries that the report has counted, by chunk. Those of this run are added.
 
     """
+    # Show the progress and the remarks about the input, and find out whether it is slow to read.
     began = time.perf_counter()
     request, timeline = planned.prepared.request, report.run.timeline
     progress = DashboardProgress(request.progress, client, report)
@@ -207,6 +208,7 @@ def _compute(
         report.run.remarks.append(remark)
         progress.warn(remark)
     Thread(target=_tell_what_is_slow, args=(planned.input, report.run, progress), daemon=True).start()
+    # Run the ranges, and count each event. A chunk that was committed before is not counted again.
     try:
         checked = began
         with Watchdog(client, "no chunk has finished", progress.warn, progress.patience) as watchdog:
@@ -234,7 +236,7 @@ def _count_earlier(report: JobReport, before: Entries) -> None:
         report.tally.count_chunk(entry)
         report.run.reach.add(entry.chunk, entry.rows_read)
     for number, closing in before.closed.items():
-        if range_name(number) in before.done:
+        if range_name(number) in before.committed:
             _close_range(report, RangeEnd(number, closing.files, closing.chunks, closing.problems, closing.unread))
     report.run.chunks_before = len(before.chunks)
 
@@ -242,8 +244,8 @@ def _count_earlier(report: JobReport, before: Entries) -> None:
 def _close_range(report: JobReport, end: RangeEnd) -> None:
     """Count the problems of the files of a range."""
     amiss = {path for path, _ in end.problems}
-    kept = amiss if len(end.files) > 1 else {path for path, _ in end.files}
-    report.run.rows_of.update({path: rows for path, rows in end.files if rows and path in kept})
+    named_paths = amiss if len(end.files) > 1 else {path for path, _ in end.files}
+    report.run.rows_of.update({path: rows for path, rows in end.files if rows and path in named_paths})
     report.tally.close(end.problems, end.unread)
     report.run.reach.close(end)
 
@@ -252,11 +254,13 @@ def _count(report: JobReport, event: Event) -> None:
     """Count an event of this run."""
     run = report.run
     if isinstance(event, CommitReport):
+        # Only the progress, because the result of the task brings the chunk itself.
         run.reach.note(event.name, event.rows, event.stored)
         run.timeline.add(event.name, event.rows, event.spans, event.place)
     elif isinstance(event, RowsComputed):
         run.reach.compute(event.name, event.rows)
     elif isinstance(event, RangeEnd):
+        # Note how the range was read, and what its files are.
         run.read_again += event.read_again
         run.read_by.update(event.read_by or {OTHER_RANGES: sum(rows or 0 for _, rows in event.files)})
         run.remarks += [remark for remark in event.remarks if remark not in run.remarks]
@@ -269,6 +273,7 @@ def _count(report: JobReport, event: Event) -> None:
         report.results.set_aside(event.name, event.sources, event.reason)
         run.set_aside.append((event.name, event.reason))
     else:
+        # Count a committed chunk in the totals, and keep its rows if there is no output folder.
         if event.rows is not None:
             report.results.add(event.name, event.rows)
         report.tally.count_chunk(event.entry)

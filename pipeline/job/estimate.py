@@ -204,6 +204,7 @@ def dry_run(
     ((), 50)
 
     """
+    # Label some rows here, and measure how fast that is.
     settings, path, models, given, growth, sample = sampled(source, output, model, options)
     files = given if isinstance(given, Files) else Files((), (), ())
     columns = columns_of(sample.selection, settings.model_columns(models), settings.where)
@@ -211,6 +212,7 @@ def dry_run(
     with opened(models.loaded, settings.device, settings.precision, settings.kernels) as engines:
         judged, rates = _label(sampled_rows, engines, columns.scoring)
         backend = engines[0].backend
+    # Count the devices, and find how the job would cut the input into chunks.
     on_gpu = backend.device == "cuda"
     units = machines * (_gpus_of(settings.workers or 1) if on_gpu else 1)
     bins = columns.models[0].counts(judged.predictions[0])
@@ -220,6 +222,7 @@ def dry_run(
     check_writable(columns.written, names, columns.models[0].classes)
     ranges = sum(parts_of(files.found, files_in_ranges(files.found, chunk_rows), chunk_rows))
     in_range = -(-(rows or chunk_rows) // max(1, ranges))
+    # Estimate the size of a row in the output, and the time of all rows.
     row_bytes = _output_bytes(judged, columns, names, min(chunk_rows, in_range))
     rate = rates.whole
     computing = None if rows is None or not (rate or not rows) else rows / max(rate, 1e-9)
@@ -227,6 +230,7 @@ def dry_run(
     def lasting(of_rate: float) -> float:
         return max((rows or 0) / max(of_rate, 1e-9) / units, sample.reading_seconds)
 
+    # Put the figures together, and add warnings about what they show.
     estimate = Estimate(
         files=len(files.found),
         bytes=sum(file.size or 0 for file in files.found),
@@ -273,7 +277,7 @@ def dry_run(
 
 
 def _gpus_of(workers: int) -> int:
-    """Return the number of this machine's GPUs that so many workers use."""
+    """Return how many of this machine's GPUs `workers` workers use."""
     import cupy
 
     return min(workers, int(cupy.cuda.runtime.getDeviceCount()))
@@ -415,6 +419,7 @@ def _warnings(
         The first model, and what is asked of it.
 
     """
+    # Warn about the texts of the sample.
     texts, chunk, rows = judged.predictions[0], judged.chunk, max(len(judged.chunk), 1)
     unknown = texts.unknown_chars.sum() / max(np.minimum(texts.n_chars, scoring.encodes(model)).sum(), 1)
     empty, cut = (texts.n_chars == 0).sum() / rows, texts.truncated.sum() / rows
@@ -433,6 +438,7 @@ def _warnings(
         yield f"{bad / estimate.sample_rows:.0%} of the rows cannot be labelled, {count:,} of {bad:,} for: {reason}"
     if options.label_column is not None and (chunk.truth is None or (chunk.truth == NO_TRUTH).all()):
         yield f"column {options.label_column!r} holds no class of the model in any row of the sample"
+    # Warn about the output folder, and the space in it.
     if path is not None:
         try:
             OutputFolder(path).refuse_unless(options.resume, options.overwrite, options.update)

@@ -38,7 +38,7 @@ from .watchdog import Watchdog, run_of, task_key
 from .worker import forget_starts, set_starts
 
 _SUSPECT_LOSSES = 2
-"""A range runs alone once so many workers were lost while they ran it beside others."""
+"""The number of workers that may be lost while they run a range beside others. Then the range runs alone."""
 
 _MOST_CANCELLED = 3
 _SECONDS_BETWEEN_COUNTS, _SECONDS_BETWEEN_LOOKS = 1.0, 0.1
@@ -115,11 +115,11 @@ def _run_together(run: _Run, waiting: Iterator[Source], strict: bool) -> Iterato
                 run.suspect(ended.source)
 
 
-def _next_of(waiting: Iterator[Source], most: int) -> tuple[list[Source], bool]:
-    """Return the next ranges, at most `most` and as many as come within a moment, and whether there are more."""
+def _next_of(waiting: Iterator[Source], limit: int) -> tuple[list[Source], bool]:
+    """Return the next ranges, at most `limit` and as many as come within a moment, and whether there are more."""
     sources: list[Source] = []
     began = time.monotonic()
-    while len(sources) < most and time.monotonic() - began < _SUBMIT_SECONDS:
+    while len(sources) < limit and time.monotonic() - began < _SUBMIT_SECONDS:
         source = next(waiting, None)
         if source is None:
             return sources, False
@@ -131,8 +131,8 @@ def _events(result: RangeResult | SetAside) -> Iterator[Event]:
     if isinstance(result, SetAside):
         yield result
         return
-    for number, done in enumerate(result.chunks):
-        yield replace(done, shown=Shown() if number else result.shown)
+    for number, chunk in enumerate(result.chunks):
+        yield replace(chunk, shown=Shown() if number else result.shown)
     if result.end is not None:
         yield result.end
     elif not result.is_whole:
@@ -280,7 +280,7 @@ class _Run:
             return
         if any(source.files for source in sources):
             self._listen()
-        sources = [self._starts.begun(source) for source in sources]
+        sources = [self._starts.with_start(source) for source in sources]
         contents = self._contents(sources)
         plain = [replace(source, content=None) if contents[i] else source for i, source in enumerate(sources)]
         tasks = self._map("label", label_range, sources, plain, contents, [alone] * len(sources), losses=losses)
@@ -294,7 +294,7 @@ class _Run:
             self._count_rows(source)
 
     def _count_rows(self, source: Range) -> None:
-        (task,) = self._map("count", count_rows, [source], [self._starts.begun(source)], losses=1)
+        (task,) = self._map("count", count_rows, [source], [self._starts.with_start(source)], losses=1)
         self._add(_Flight(source, task, None, 0, 0, True))
 
     def _contents(self, sources: Sequence[Range]) -> list[Future | None]:

@@ -135,15 +135,17 @@ def pipe(
         With `options.strict` at the first bad row, after the rows before it.
 
     """
+    # Load the models, and open the input.
     models = load_models(model, options.network, options.preparation)
     with opened(models.loaded, options.device, options.precision, options.kernels) as engines:
-        most = engines[0].batch or _ROWS_A_CORE * available_cores()
+        batch_rows = engines[0].batch or _ROWS_A_CORE * available_cores()
         piped = Piped(models)
         began = time.perf_counter()
-        selection, pieces = _opened(source, models, options, most, piped)
+        selection, pieces = _opened(source, models, options, batch_rows, piped)
         labelling = _Columns(engines, selection, options, kind, piped)
         writer = _RowWriter(PART_FORMATS[kind], labelling.schema)
-        for batch in _batches(pieces, most):
+        # Label and write one batch after the other.
+        for batch in _batches(pieces, batch_rows):
             table = labelling.of(batch)
             bad = _first_bad(table) if options.strict else None
             write(writer.bytes_of(table if bad is None else table.slice(0, bad)))
@@ -158,7 +160,7 @@ def pipe(
 
 
 def _opened(
-    source: Stdin | Paths, models: Models, options: Options, most: int, piped: Piped
+    source: Stdin | Paths, models: Models, options: Options, batch_rows: int, piped: Piped
 ) -> tuple[Selection, Iterator[Chunk]]:
     """Return the selection with its columns resolved, and an iterator of the rows in input order.
 
@@ -170,20 +172,22 @@ def _opened(
         The models that label it.
     options : Options
         The options of the job.
-    most : int
+    batch_rows : int
         The most rows to read at once.
     piped : Piped
         The counts, to which problems of files are added when they are met.
 
     """
+    # Rows of stdin are read as they arrive.
     asked = options.selection(models)
     refuse_files(source, None, (), options)
     if isinstance(source, Stdin):
         selection = source.open(asked)
-        return selection, _of_stdin(first_chunks(source.arriving(selection, most), options.limit))
+        return selection, _of_stdin(first_chunks(source.arriving(selection, batch_rows), options.limit))
+    # Files are planned, and read in order.
     given = named_input(source, models, options)
     asked = with_class_numbers(given, asked)
-    planned = open_input(given, asked, options.chunk_size or most, limit=options.limit)
+    planned = open_input(given, asked, options.chunk_size or batch_rows, limit=options.limit)
     if isinstance(given, Files):
         piped.left_out, piped.files = given.left_out, len(given.found) + len(given.problems)
     piped.problems += [message for _, message in planned.problems]
@@ -208,11 +212,12 @@ def _of_stdin(chunks: Iterable[Chunk]) -> Iterator[Chunk]:
         row += chunk.rows_read
 
 
-def _batches(pieces: Iterator[Chunk], most: int) -> Iterator[Chunk]:
-    """Yield what has been read by the time that a batch is wanted, about `most` rows at the most.
+def _batches(pieces: Iterator[Chunk], batch_rows: int) -> Iterator[Chunk]:
+    """Yield what has been read by the time that a batch is wanted, about `batch_rows` rows at the most.
 
     It waits only for the first row of a batch. An error of reading is raised after the rows before it.
     """
+    # Read ahead in a thread.
     arrived: Queue[Chunk | BaseException | None] = Queue(_PIECES_AHEAD)
 
     def read() -> None:
@@ -224,13 +229,14 @@ def _batches(pieces: Iterator[Chunk], most: int) -> Iterator[Chunk]:
             arrived.put(error)
 
     Thread(target=read, name="broadsheet-pipe", daemon=True).start()  # it may wait for a line that never comes
+    # Join the pieces that have arrived into a batch.
     item: Chunk | BaseException | None
     while True:
         held: list[Chunk] = []
         item = arrived.get()
         while isinstance(item, Chunk):
             held.append(item)
-            if sum(chunk.rows_read for chunk in held) >= most:
+            if sum(chunk.rows_read for chunk in held) >= batch_rows:
                 break
             try:
                 item = arrived.get_nowait()
@@ -307,11 +313,11 @@ class _RowWriter:
     def __init__(self, form: PartFormat, schema: pa.Schema) -> None:
         self._form = form
         self._header = form.write(schema.empty_table())
-        self._begun = False
+        self._wrote_header = False
 
     def bytes_of(self, table: pa.Table) -> bytes:
         data = bytes(self._form.write(table))
-        data, self._begun = data[len(self._header) * self._begun :], True
+        data, self._wrote_header = data[len(self._header) * self._wrote_header :], True
         return data
 
 

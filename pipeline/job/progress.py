@@ -14,7 +14,7 @@ from msgspec import UNSET
 
 from ...cluster.heartbeat import PAGE, TOPIC
 from ..errors import printable
-from ..labelling.counts import THRESHOLDS, kept
+from ..labelling.counts import THRESHOLDS, rows_above
 from ..report.job import JobReport, Progress
 from ..report.pace import Pace
 from ..report.tally import Tally
@@ -116,7 +116,7 @@ class DashboardProgress(Progress):
 def _kept(tally: Tally) -> list[tuple[str, int, list[int]]]:
     """Return the most frequent labels so far: name, number of rows, and how many of these reach each threshold."""
     scores = () if tally.scores is UNSET else tally.scores.items()
-    labels = [(printable(label), sum(bins), kept(bins)) for label, bins in scores]
+    labels = [(printable(label), sum(bins), rows_above(bins)) for label, bins in scores]
     return sorted(labels, key=lambda label: -label[1])[:_MOST_LABELS]
 
 

@@ -160,6 +160,7 @@ def _with_engines(
 
 def prepare(request: Request) -> Prepared:
     """Find the input. Raises UsageError if there is none, or if the job to be resumed is a different one."""
+    # Check the request, and find its input.
     began, started = time.perf_counter(), time.time()
     folder, options = request.folder, request.options
     options.selection(request.models)
@@ -167,9 +168,10 @@ def prepare(request: Request) -> Prepared:
     refuse_files(request.source, folder.path if folder else None, models, options)
     if options.resume and isinstance(request.source, Stdin):
         raise UsageError("stdin cannot be read a second time, so its job cannot be resumed: save it to a file first")
-    how = {"whole_hash": options.hash == "full", "by_content": folder is not None}
-    given = named_input(request.source, request.models, options, **how)
+    hashing = {"whole_hash": options.hash == "full", "by_content": folder is not None}
+    given = named_input(request.source, request.models, options, **hashing)
     files = given.found if isinstance(given, Files) else ()
+    # Check that the output overwrites no input, and that the job can be resumed.
     remote = [file.location for file in files if is_url(file.location)]  # `refuse_files` does not list these
     refuse_outputs({}, True, lambda: remote, str(folder.path) if folder else None)
     given = _share_of(given, request)
@@ -180,6 +182,7 @@ def prepare(request: Request) -> Prepared:
         )
     if folder and options.part_rows and not isinstance(given, Files):
         raise UsageError("--part-rows is for files, and these rows are in memory: give a larger --chunk-size")
+    # Compare with an earlier job in the folder, and leave out files that it does not know.
     identity = listing_digest(ListedFile(**about) for about in given.identity)
     if folder:
         folder.store.probe()
@@ -247,10 +250,12 @@ def plan(prepared: Prepared, engines: Engines | None) -> Planned:
     before = beginning.before if beginning else None
     from ...cluster.protocol import count_gpus
 
+    # Choose the number of rows in a chunk. A resumed job keeps its number.
     options, models = request.options, request.models
     device = engines.backend.device if engines else expected_device(options.device, count_gpus())
     usual = usual_chunk_rows(device, options.cost_of_row(models))
     chunk_rows = options.chunk_size or (before.fingerprint.settings.chunk_size if before else usual)
+    # Use the saved plan of an earlier run, or plan the input.
     saved, cut = None, options.layout == "parts"
     if request.folder and beginning and isinstance(prepared.found, Files):
         saved = beginning.plan(request.folder, prepared.found, options.selection(models), cut)
@@ -261,6 +266,7 @@ def plan(prepared: Prepared, engines: Engines | None) -> Planned:
         if saved is None:
             selection = with_class_numbers(prepared.found, selection)
         job_input = open_input(prepared.found, selection, chunk_rows, saved, options.limit, cut)
+    # Check the input and the columns of the output.
     if options.strict and job_input.problems:
         raise SourceError(f"{job_input.problems[0][1]} (--strict stops here)")
     columns = columns_of(job_input.selection, options.model_columns(models), options.where)
@@ -269,6 +275,7 @@ def plan(prepared: Prepared, engines: Engines | None) -> Planned:
             raise UsageError("--layout attributes writes a file beside each input file: give a folder for these")
         known = [file.path for file in beginning.whole.files] if isinstance(beginning, Update) else []
         check_names([*known, *(file.path for file in job_input.plan.files)], options.format)
+    # Check that the parts can hold these columns.
     if request.folder is not None:
         names = options.settings(chunk_rows, models).names
         check_writable(columns.written, names, columns.models[0].classes)
@@ -281,11 +288,13 @@ def finish(planned: Planned, outcome: Outcome) -> JobReport:
 
     Raises BroadsheetError if a row is not accounted for, and OutputError if a file cannot be written.
     """
+    # Check the counts, and set aside the ranges whose files have changed.
     prepared, report, job = planned.prepared, outcome.report, outcome.fingerprint.id
     run = report.run
     folder, options = prepared.request.folder, prepared.request.options
     report.tally.check()
     _set_aside_changed(planned, run, outcome.fingerprint)
+    # Write the totals, and join small parts.
     if folder is not None:
         prepared.request.progress.phase("checking what was written")
         committing = time.perf_counter()
@@ -298,6 +307,7 @@ def finish(planned: Planned, outcome: Outcome) -> JobReport:
             finish_folder(folder, totals, schema, job, outcome.counted, number, updates)
             _join_parts(folder, prepared.request, run)
         run.timings["commit"] = time.perf_counter() - committing
+    # Record this run in the folder, and write the report and the timeline.
     run.seconds = _seconds_of(prepared)
     if folder is not None:
         name = f"{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}-{uuid.uuid4().hex[:6]}"
@@ -365,8 +375,8 @@ def _start_engines(client: Client, prepared: Prepared) -> Engines:
     stored = sum(file.stored for file in given.found) if isinstance(given, Files) else 0
     at_once = 0 if stored <= SMALL_BYTES else -(-stored // _BYTES_OF_A_READER)
     reading = partial(read_in_processes, at_once=at_once)
-    how = (options.device, options.precision, options.kernels, options.allow_mixed, reading)
+    engine_options = (options.device, options.precision, options.kernels, options.allow_mixed, reading)
     with Watchdog(client, "the model is not loaded", request.progress.warn, request.progress.patience):
-        started = [start_engines(client, model, *how) for model in request.models.loaded]
+        started = [start_engines(client, model, *engine_options) for model in request.models.loaded]
     keys, backends = zip(*started, strict=True)
     return Engines(keys, backends[0], time.perf_counter() - began)

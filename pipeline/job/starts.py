@@ -8,7 +8,7 @@ from ..source.plan.plan import Range, RangeEnd, Start
 
 
 class Starts:
-    """What the client of a job knows about the starts of ranges, by number; for a range without a start, the reason.
+    """The starts of ranges that the client of a job knows, by number. For a range without a start, it knows the reason.
 
     A task guesses where the first record of its part begins, and reads from there. The guess is right if the part
     before it ends there. Otherwise the task receives the start and reads again.
@@ -24,7 +24,7 @@ class Starts:
         """Whether a file has been read in parts."""
         return bool(self._read)
 
-    def begun(self, part: Range) -> Range:
+    def with_start(self, part: Range) -> Range:
         """Return a range that is about to be read, with its start if that is known."""
         if part.is_numbered:
             return part

@@ -30,7 +30,9 @@ _WAITING = 8
 """The most chunks that wait for the engine, beside those that are being read."""
 
 SMALL_BYTES = 1 << 20
-"""A worker reads a range of at most so many stored bytes itself: to start a reader process takes half a second."""
+"""A worker itself reads a range of at most this number of stored bytes, because a reader process takes half a second to
+start.
+"""
 
 Reading = Generator[Chunk | Skipped | RangeEnd, None, None]
 
@@ -70,7 +72,7 @@ class WorkerState:
     readers : Readers or None
         The reader processes; None if this process reads.
     small_bytes : int
-        This process reads a range of at most so many stored bytes even if there are reader processes.
+        This process itself reads a range of at most this number of stored bytes, even if there are reader processes.
     room : Room
         The room for chunks that are read and not labelled yet.
     threads : ThreadPoolExecutor

@@ -27,7 +27,7 @@ class DeviceTexts(NamedTuple):
     count: cp.ndarray
 
     @property
-    def most(self) -> int:
+    def limit(self) -> int:
         """The largest number of texts that the arrays can hold. Only the GPU knows the number itself."""
         return len(self.offsets) - 1
 
@@ -43,7 +43,7 @@ class Packing(NamedTuple):
         The number of units and N, which products read.
     closing : uint8 [units], or None
         1 for each closing unit; None if no unit is one.
-    most : int
+    unit_limit : int
         The largest number of units, which is all that the host knows.
 
     """
@@ -51,7 +51,7 @@ class Packing(NamedTuple):
     first: cp.ndarray
     counts: cp.ndarray
     closing: cp.ndarray | None
-    most: int
+    unit_limit: int
 
 
 class DeviceEncoded(NamedTuple):

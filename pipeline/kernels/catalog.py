@@ -200,8 +200,8 @@ def ngrams_kernel(kinds: Kinds, bits: int, classes: int) -> Kernel:
     width of a bucket's number.
     """
     low, high = kinds.characters
-    most = max(kinds.words, high - low + 1) * (kinds.reads + 1)
-    entry = 4 if bits + most.bit_length() <= 32 else 8
+    most_ngrams = max(kinds.words, high - low + 1) * (kinds.reads + 1)
+    entry = 4 if bits + most_ngrams.bit_length() <= 32 else 8
     of_warp = -(-(_COUNTED * entry + 2 * (_WORDS_QUEUED + kinds.reads + 2)) // 16) * 16
     warps = next(warps for warps in (8, 4, 2, 1) if warps * of_warp <= _NGRAMS_SHARED)
     instance = f"{warps}, {lanes(classes)}, {kinds.words}, {low}, {high}, uint{8 * entry}, {warps * of_warp}"
@@ -447,14 +447,14 @@ def distance_queries(architecture: str) -> tuple[int, int]:
 
 
 @cache
-def encoder_head_kernel(element: Element, most: int, texts: int) -> Kernel:
+def encoder_head_kernel(element: Element, longest: int, texts: int) -> Kernel:
     """Return the kernel of an encoder's head.
 
-    most: the number of values in the longest vector. texts: the number of texts in a block, which reads the head's
+    longest: the number of values in the longest vector. texts: the number of texts in a block, which reads the head's
     weights once for all of them.
     """
     instance = f"head<{element.name}, {2 * WARPS}, {texts}>"
-    return Kernel("head", "common/encoder.cu", instance, 2 * WARPS * WARP, 8 * texts * most)
+    return Kernel("head", "common/encoder.cu", instance, 2 * WARPS * WARP, 8 * texts * longest)
 
 
 def _pieces(pitch: int) -> int:
@@ -562,10 +562,10 @@ def largest_batch(generation: str, precision: str, architecture: str, layers: Se
         return _MOST_TEXTS
     first, second, *_ = layers
     rows = most_units(layers) * second.product_pool
-    most = _INT32_MAX // (rows * first.outputs // 8) - 1
+    articles = _INT32_MAX // (rows * first.outputs // 8) - 1
     if generation != "sm90":
-        most = min(most, _MOST_BLOCKS * product_tile(generation, precision, architecture, second).rows // rows)
-    return most * articles_for_a_full_one(frame)
+        articles = min(articles, _MOST_BLOCKS * product_tile(generation, precision, architecture, second).rows // rows)
+    return articles * articles_for_a_full_one(frame)
 
 
 def choose_generation(kernels: str, precision: str, capability: tuple[int, int]) -> tuple[str, str]:

@@ -53,7 +53,7 @@ MakeTokens = Callable[[NDArray[np.uint8], Integers], Tokens]
 """A function that makes tokens of texts on the host. See `WordPiece.of_texts`."""
 
 _ROWS_OF_AN_SM = 512
-"""The tokens that are computed together, for each SM. With so many, the last wave of tiles hardly matters."""
+"""The number of tokens that are computed together, for each SM. With 512, the last wave of tiles hardly matters."""
 
 _HEADS, _BLOCKS_OF_AN_SM = 4, 16
 """For attention: the heads that a block goes through, and the blocks per SM below which it goes through fewer."""
@@ -194,6 +194,7 @@ class DeviceEncoder:
         outputs = sum(one._heads[is_logits].outputs for one in heads)
         parts = [(np.empty((0, outputs), np.float32), np.empty(0, np.bool_))]
 
+        # Make the tokens of a group of texts while the group before it is computed.
         with self._lock, self._stream:
             try:
                 if isinstance(self.encoder.tokens, StoredTokenizer):
@@ -221,7 +222,7 @@ class DeviceEncoder:
             yield waiting
 
     def _tokens_by_host(self, data: Any, offsets: Integers, make_tokens: MakeTokens) -> Iterator[DeviceTokens]:
-        """Yield the tokens of groups of texts. A thread of the host makes the next group's while the GPU computes."""
+        """Yield the tokens of groups of texts. A host thread makes those of the next group while the GPU computes."""
         on_host = cp.asnumpy(data)
 
         def made(group: tuple[int, int]) -> Tokens:
@@ -234,14 +235,14 @@ class DeviceEncoder:
 
     def tokens(self, data: Any, offsets: Integers) -> DeviceTokens:
         """Start to make tokens of texts on the GPU, on CuPy's current stream."""
-        most, texts = self.encoder.settings.most_tokens, len(offsets) - 1
-        rooms = np.concatenate([[0], np.cumsum(np.minimum(most, 2 + self._most_tokens * np.diff(offsets)))[:-1]])
-        size = int(rooms[-1]) + most
+        most_tokens, texts = self.encoder.settings.most_tokens, len(offsets) - 1
+        rooms = np.concatenate([[0], np.cumsum(np.minimum(most_tokens, 2 + self._most_tokens * np.diff(offsets)))[:-1]])
+        size = int(rooms[-1]) + most_tokens
         ids, counts, is_cut = cp.empty(size, np.int32), cp.empty(texts, np.int32), cp.zeros(texts, np.uint8)
         on_device, rooms_there = cp.asarray(offsets), cp.asarray(rooms)
         text = cp.asarray(data) if len(data) else cp.zeros(1, np.uint8)
         # Divide long texts into parts, and count the tokens before each part.
-        parts = text_parts(np.diff(offsets), most, self._splits)
+        parts = text_parts(np.diff(offsets), most_tokens, self._splits)
         all_parts, there = len(parts.texts), [cp.asarray(array) for array in parts]
         record = parts_record([array.data.ptr for array in there], all_parts)
         of_parts = text, on_device, record
@@ -251,18 +252,18 @@ class DeviceEncoder:
         if all_parts > texts:
             kernel, of_part = catalog.count_tokens_kernel(longest), cp.empty(all_parts, np.int32)
             blocks = -(-all_parts // kernel.threads)
-            self._ops.launch(kernel, (blocks,), (*of_parts, self._vocabulary, np.int32(most), of_part))
+            self._ops.launch(kernel, (blocks,), (*of_parts, self._vocabulary, np.int32(most_tokens), of_part))
             before[1:] = cp.cumsum(of_part[:-1], dtype=np.int64)
         # Make the tokens.
         kernel = catalog.wordpiece_kernel(longest)
-        of_texts = np.int32(most), np.int32(self._most_tokens), rooms_there, ids, counts, is_cut
+        of_texts = np.int32(most_tokens), np.int32(self._most_tokens), rooms_there, ids, counts, is_cut
         blocks = -(-all_parts // kernel.threads)
         self._ops.launch(kernel, (blocks,), (*of_parts, before, self._vocabulary, *of_texts))
         on_host = empty_pinned(texts, np.int32)
         counts.get(out=on_host, blocking=False)
-        done = cp.cuda.Event(disable_timing=True)
-        done.record()
-        return DeviceTokens(ids, None, rooms_there, on_host, is_cut, done)
+        counts_ready = cp.cuda.Event(disable_timing=True)
+        counts_ready.record()
+        return DeviceTokens(ids, None, rooms_there, on_host, is_cut, counts_ready)
 
     def _uploaded_tokens(self, found: Tokens) -> DeviceTokens:
         """Start to copy tokens to the GPU, with their places if padding tokens in the text change these."""
@@ -285,8 +286,8 @@ class DeviceEncoder:
             See `compute`.
 
         """
-        if tokens.done is not None:
-            tokens.done.synchronize()
+        if tokens.counts_ready is not None:
+            tokens.counts_ready.synchronize()
         settings = self.encoder.settings
         vectors = self._buffers["normed" if settings.is_pre_norm else "x"]
         outs = [cp.empty((len(tokens.counts), one._heads[is_logits].outputs), np.float32) for one in heads]
@@ -471,10 +472,10 @@ class DeviceTokens(NamedTuple):
     rooms : int64 [texts]
         Where the tokens of each text begin.
     counts : int32 [texts]
-        The number of tokens of each text, on the host. It is valid after `done`.
+        The number of tokens of each text, on the host. It is valid after `counts_ready`.
     is_cut : uint8 [texts]
         1 if a text has more tokens.
-    done : Event, or None
+    counts_ready : Event, or None
         The event after which `counts` is valid, or None if it already is.
 
     """
@@ -484,7 +485,7 @@ class DeviceTokens(NamedTuple):
     rooms: cp.ndarray
     counts: NDArray[np.int32]
     is_cut: cp.ndarray
-    done: cp.cuda.Event | None
+    counts_ready: cp.cuda.Event | None
 
 
 def _shares(sizes: NDArray[np.int32], is_long: bool, rows: int) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
@@ -506,15 +507,15 @@ def _shares(sizes: NDArray[np.int32], is_long: bool, rows: int) -> tuple[NDArray
     return texts, firsts.astype(np.int32)
 
 
-def _groups(ends: Integers, room: int, most: int) -> Iterator[tuple[int, int]]:
+def _groups(ends: Integers, room: int, most_texts: int) -> Iterator[tuple[int, int]]:
     """Yield the first text of each group, and the one after its last.
 
-    A group has as many texts as there is room for, at most `most` and at least one. ends: int64 [texts + 1], where each
-    text begins in bytes or rows, and where the last ends.
+    A group has as many texts as there is room for, at most `most_texts` and at least one. ends: int64 [texts + 1],
+    where each text begins in bytes or rows, and where the last ends.
     """
     first, count = 0, len(ends) - 1
     while first < count:
         last = int(np.searchsorted(ends, ends[first] + room, side="right")) - 1
-        last = min(max(first + 1, last), first + most, count)
+        last = min(max(first + 1, last), first + most_texts, count)
         yield first, last
         first = last

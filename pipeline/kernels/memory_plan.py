@@ -155,10 +155,10 @@ def places(arrays: Shapes) -> tuple[dict[str, ArrayPlace], int]:
     return by_name, end
 
 
-def small_bytes(layers: Sequence[Layer], most: int) -> tuple[int, int]:
-    """Return the bytes for the text and for the results of small batches with up to `most` articles."""
+def small_bytes(layers: Sequence[Layer], articles: int) -> tuple[int, int]:
+    """Return the bytes for the text and for the results of small batches with up to `articles` articles."""
     classes = layers[-1].outputs
-    return places(small_input(layers, most))[1], places(result_shapes(layers, most, classes))[1]
+    return places(small_input(layers, articles))[1], places(result_shapes(layers, articles, classes))[1]
 
 
 SLOTS = 4
@@ -379,6 +379,7 @@ def plan(
         The parts that the engine computes.
 
     """
+    # Plan the buffers of the network.
     room = capacity(layers, batch, frame)
     of_slot = slot_bytes(layers, room)
     ids = id_pitch(WHOLE if len(layers) == 1 else layers[0].rows_in) * batch
@@ -393,6 +394,7 @@ def plan(
             Buffer("activations, second", narrow),
             *([Buffer("articles that the network is asked about", ids + 4 * batch)] if parts.alone else []),
         ]
+    # Add those of the texts, the results and the n-grams.
     return [
         *of_network,
         Buffer("texts", of_slot.texts, SLOTS),

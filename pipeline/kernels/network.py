@@ -217,7 +217,7 @@ class Network:
         units: int,
         has_long: bool,
         wanted: Wanted,
-        keep: cp.ndarray | None = None,
+        ids_copy: cp.ndarray | None = None,
     ) -> None:
         """Start a batch of text: copy it, encode it, and launch the kernels.
 
@@ -235,7 +235,7 @@ class Network:
             See `label_texts`. It may be True for a batch that has no such article.
         wanted : Wanted
             The results that the caller wants.
-        keep : uint8 [N, pitch], optional
+        ids_copy : uint8 [N, pitch], optional
             An array on the GPU to which the ids are copied.
 
         """
@@ -257,8 +257,8 @@ class Network:
         # Launch the kernels, and the copy of the results.
         self._begin(slot)
         self._launch(slot, _Launches(True, has_long, wanted.top_k), count, size, units)
-        if keep is not None:
-            copy(keep.data.ptr, self._ids.data.ptr, keep.nbytes, self.compute)
+        if ids_copy is not None:
+            copy(ids_copy.data.ptr, self._ids.data.ptr, ids_copy.nbytes, self.compute)
         self._finish_start(slot, count, wanted)
 
     def _copy(self, data: NDArray[np.uint8], to: NDArray[np.uint8]) -> None:
@@ -277,7 +277,7 @@ class Network:
         text: tuple[NDArray[np.uint8], NDArray[np.int64]] | None,
         units: int,
         wanted: Wanted,
-        keep: cp.ndarray | None = None,
+        ids_copy: cp.ndarray | None = None,
     ) -> None:
         """Start a batch that the host has encoded.
 
@@ -293,7 +293,7 @@ class Network:
             The most units of the batch.
         wanted : Wanted
             The results that the caller wants.
-        keep : uint8 [N, pitch], optional
+        ids_copy : uint8 [N, pitch], optional
             An array on the GPU to which the ids are copied.
 
         """
@@ -317,8 +317,8 @@ class Network:
         # Launch the network, and the copy of the results.
         given = slot.text_on_gpu[: count * pitch].reshape(count, pitch)
         self._launch_ids(slot, given, units, wanted)
-        if keep is not None:
-            copy(keep.data.ptr, given.data.ptr, keep.nbytes, self.compute)
+        if ids_copy is not None:
+            copy(ids_copy.data.ptr, given.data.ptr, ids_copy.nbytes, self.compute)
         self._finish_start(slot, count, wanted)
 
     def _beside(
@@ -351,7 +351,7 @@ class Network:
     def _begin(self, slot: Slot) -> None:
         """Make the kernels wait for the slot's copy."""
         wait(self.compute, slot.copied_in)
-        record(slot.begun, self.compute)
+        record(slot.compute_begun, self.compute)
         slot.marks = []
 
     def _launch_ids(self, slot: Slot, ids: cp.ndarray, units: int, wanted: Wanted) -> None:
@@ -539,9 +539,9 @@ class Network:
 
         """
         # Block 1: statistics, the places of the rows, and the look-up.
-        most, weights = len(ids), self._weights
-        statistics, text_end = self._statistics[:most], self._text_end[:most]
-        packing = Packing(self._first_unit[: most + 1], self._counts, self._closing, units)
+        articles, weights = len(ids), self._weights
+        statistics, text_end = self._statistics[:articles], self._text_end[:articles]
+        packing = Packing(self._first_unit[: articles + 1], self._counts, self._closing, units)
         first, *rest = memory_plan.schedule(self.layers, self.ops.stored)
         self.ops.norm_statistics(ids, count, self._length, first.layer, weights.statistics, statistics, text_end)
         self.ops.pack(text_end, count, self.layers, self.whole, packing)
@@ -565,7 +565,7 @@ class Network:
             rows = written
         # The last layer and the scores.
         last = self.layers[-1]
-        x = rows[: most * last.inputs].reshape(most, last.inputs)
+        x = rows[: articles * last.inputs].reshape(articles, last.inputs)
         of_block_1 = statistics if self.ops.stored.is_int8 else None
         beside = None if self._branch is None else out.logits
         weight, bias = weights.products[last.name], weights.bias[last.name]

@@ -96,7 +96,7 @@ class Operations:
         points = len(alphabet.points)
         self.launch(
             catalog.encode_kernel(),
-            (-(-texts.most // catalog.WARPS),),
+            (-(-texts.limit // catalog.WARPS),),
             (*texts, _int(length), _int(head_bytes(length)), _int(out.ids.shape[1]),
              alphabet.byte_ids, alphabet.points, alphabet.point_ids, _int(points), np.uint8(alphabet.unknown), *out),
         )  # fmt: skip
@@ -126,7 +126,7 @@ class Operations:
         kinds, pruned = branch.kinds, or_null(branch.pruned)
         self.launch(
             catalog.fasttext_kernel(branch.shape),
-            (-(-texts.most // catalog.WARPS), branch.shape.slabs),
+            (-(-texts.limit // catalog.WARPS), branch.shape.slabs),
             (*texts, branch.slots, np.uint32(len(branch.slots) - 1), branch.words, branch.ends,
              _int(branch.known), _int(branch.end), _int(kinds.words), *map(_int, kinds.characters),
              np.uint32(kinds.buckets), pruned, branch.table, np.int64(branch.table.shape[1]), branch.scale,
@@ -139,17 +139,17 @@ class Operations:
         With a tree these are scores, and `out.scores` has the values of its nodes in the meantime. count: int32 [1],
         the number of texts, at most N.
         """
-        most, classes = out.logits.shape
+        most_texts, classes = out.logits.shape
         sums = means
         if branch.output is not None:
             outputs = branch.output.shape[1]
             sums = out.logits if branch.tree is None else out.scores
             kernel = catalog.output_kernel()
-            grid = (-(-most // catalog.PRODUCT_TEXTS), -(-outputs // kernel.threads))
+            grid = (-(-most_texts // catalog.PRODUCT_TEXTS), -(-outputs // kernel.threads))
             sizes = (_int(branch.columns), _int(outputs))
             self.launch(kernel, grid, (means, branch.output, count, *sizes, sums))
         if branch.tree is not None:
-            warps = -(-most // catalog.WARPS)
+            warps = -(-most_texts // catalog.WARPS)
             self.launch(catalog.tree_kernel(), (warps,), (sums, *branch.tree, count, _int(classes), out.logits))
 
     def ngrams(self, texts: DeviceTexts, branch: DeviceNGrams, out: cp.ndarray) -> None:
@@ -157,7 +157,7 @@ class Operations:
         kernel = catalog.ngrams_kernel(branch.kinds, 32 - branch.shift, branch.classes)
         self.launch(
             kernel,
-            (-(-texts.most // (kernel.threads // catalog.WARP)), len(branch.table)),
+            (-(-texts.limit // (kernel.threads // catalog.WARP)), len(branch.table)),
             (*texts, _int(branch.kinds.reads), branch.symbols, branch.letters, branch.table,
              _int(branch.shift), branch.scale, _int(branch.classes), out),
         )  # fmt: skip
@@ -218,9 +218,9 @@ class Operations:
 
         """
         first, second, *_ = layers
-        most = (_int(first.rows_pooled), _int(second.rows_pooled), np.uint8(whole))
+        rows_of_layers = (_int(first.rows_pooled), _int(second.rows_pooled), np.uint8(whole))
         kernel = catalog.first_units_kernel(first, second)
-        self.launch(kernel, (1,), (text_end, count, *most, out.first, out.counts))
+        self.launch(kernel, (1,), (text_end, count, *rows_of_layers, out.first, out.counts))
         grid = (-(-len(text_end) // catalog.WARPS),)
         self.launch(catalog.closing_units_kernel(), grid, (out.first, count, out.closing))
 
@@ -258,14 +258,14 @@ class Operations:
 
         """
         first, second, *_ = layers
-        most, pitch = ids.shape
+        articles, pitch = ids.shape
         rows = most_units(layers) * second.product_pool
         at = lookup_tile(self.generation, self.precision, self.architecture, first)
         kernel = catalog.lookup_kernel(self.stored, first, second, frame, at)
         grid: tuple[int, ...]
         size: tuple[np.int32, ...]
         if isinstance(at, SimtLookupTile):
-            grid, size = (-(-rows // at.positions), -(-most // at.articles)), (_int(first.ids),)
+            grid, size = (-(-rows // at.positions), -(-articles // at.articles)), (_int(first.ids),)
         else:
             grid, size = (self.sms * max(1, _blocks_an_sm(self.architecture, kernel)),), ()
         of_bytes = (np.float32(steps_in_one), or_null(saturated)) if at.writes_bytes else ()
@@ -303,7 +303,7 @@ class Operations:
 
         """
         count, closing = packing.counts[:1], packing.closing
-        self._product(rows, layer, weight, bias, count, closing, constant, out, packing.most, saturated)
+        self._product(rows, layer, weight, bias, count, closing, constant, out, packing.unit_limit, saturated)
 
     def norm_relu_pool(
         self, rows: cp.ndarray, layer: Layer, norm: DeviceNorm, packing: Packing, constant: cp.ndarray, out: cp.ndarray
@@ -426,12 +426,12 @@ class Operations:
             The arrays for the articles that the network must score. Their number is added to `asked.count`.
 
         """
-        most, classes = out.logits.shape
+        articles, classes = out.logits.shape
         kernel = catalog.alone_kernel(classes)
         rows, asked_count = (None, None) if asked is None else asked
         self.launch(
             kernel,
-            (-(-most // (kernel.threads // catalog.WARP)),),
+            (-(-articles // (kernel.threads // catalog.WARP)),),
             (bias, out.logits, np.float32(1 / temperature), _int(link), count, _int(classes),
              _int(out.labels.shape[1]), out.scores, out.labels, out.best, np.float32(margin or 0), or_null(cuts),
              or_null(rows), or_null(asked_count)),
@@ -449,7 +449,7 @@ class Operations:
         weight: cp.ndarray,
         bias: cp.ndarray,
         count: cp.ndarray,
-        most: int,
+        most_rows: int,
         activation: Activation,
         out: cp.ndarray,
         rotary: NDArray[np.void] | None = None,
@@ -468,7 +468,7 @@ class Operations:
             The bias.
         count : int32 [1]
             The number of rows.
-        most : int
+        most_rows : int
             The number of rows, on the host.
         activation : str
             The activation of the outputs.
@@ -481,9 +481,9 @@ class Operations:
         at = self.tiles.get(layer.name) or product_tile(self.generation, self.precision, self.architecture, layer)
         rotary = _NO_ROTARY if rotary is None else rotary
         if not isinstance(at, Sm90DenseTile):
-            return self._product(rows, layer, weight, bias, count, None, None, out, most, None, activation, rotary)
+            return self._product(rows, layer, weight, bias, count, None, None, out, most_rows, None, activation, rotary)
         n_tiles = layer.outputs // at.outputs
-        clusters = min(self.sms // at.cluster, -(-most // (at.rows * at.cluster)) * n_tiles)
+        clusters = min(self.sms // at.cluster, -(-most_rows // (at.rows * at.cluster)) * n_tiles)
         sizes = _int(layer.inputs * self.stored.read_by(layer).bytes // SLAB_BYTES), _int(n_tiles)
         kernel = catalog.product_kernel(self.stored, layer, at, activation)
         maps = self._tensor_maps(rows, layer, weight, at)
@@ -493,7 +493,7 @@ class Operations:
 
     def _product(
         self, rows: cp.ndarray, layer: Layer, weight: cp.ndarray, bias: cp.ndarray, count: cp.ndarray,
-        closing: cp.ndarray | None, constant: cp.ndarray | None, out: cp.ndarray, most: int,
+        closing: cp.ndarray | None, constant: cp.ndarray | None, out: cp.ndarray, unit_limit: int,
         saturated: cp.ndarray | None, activation: Activation | None = None, rotary: NDArray[np.void] | None = None,
     ) -> None:  # fmt: skip
         """Launch the product of a convolution or a linear layer.
@@ -516,7 +516,7 @@ class Operations:
             The output of closing units, [outputs].
         out : cupy.ndarray
             The output.
-        most : int
+        unit_limit : int
             The largest number of units, which is all that the host knows.
         saturated : uint64 [1], or None
             For an output in 8 bits, the counter of saturated values.
@@ -529,7 +529,7 @@ class Operations:
         # Choose the tile and the kernel.
         at = self.tiles.get(layer.name) or product_tile(self.generation, self.precision, self.architecture, layer)
         kernel = catalog.product_kernel(self.stored, layer, at, activation)
-        m_tiles, n_tiles = -(-most * layer.product_pool // at.rows), layer.outputs // at.outputs
+        m_tiles, n_tiles = -(-unit_limit * layer.product_pool // at.rows), layer.outputs // at.outputs
         packing: tuple[Any, ...] = (count, or_null(closing), or_null(constant))
         if at.writes_bytes:
             packing = (*packing, or_null(saturated))
@@ -612,9 +612,9 @@ def _load(file: str, expression: str, target: str, device: int) -> Any:
     module.load(cubin.code)
     function = module.get_function(cubin.symbol)
     driver = cp.cuda.driver
-    most = cp.cuda.Device(device).attributes["MaxSharedMemoryPerBlockOptin"]
+    largest = cp.cuda.Device(device).attributes["MaxSharedMemoryPerBlockOptin"]
     static = driver.funcGetAttribute(driver.CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES, function.ptr)
-    driver.funcSetAttribute(function.ptr, driver.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, most - static)
+    driver.funcSetAttribute(function.ptr, driver.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, largest - static)
     return function
 
 

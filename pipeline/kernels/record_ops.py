@@ -124,7 +124,7 @@ class RecordOperations:
         self._launch_warps(kernel, len(begins), (*arguments, values.record(len(begins)), *odd))
 
     def measure(
-        self, block: cp.ndarray, values: Values, quote: int, most: int = 0, characters: cp.ndarray | None = None
+        self, block: cp.ndarray, values: Values, quote: int, limit: int = 0, characters: cp.ndarray | None = None
     ) -> cp.ndarray:
         """Return where the text of each value begins, and where the last ends: int64 [values + 1].
 
@@ -136,7 +136,7 @@ class RecordOperations:
             The places of the values.
         quote : int
             The quote of fields. See `LineRules`.
-        most : int
+        limit : int
             The most characters of a value that are kept, or 0 for all.
         characters : int64 [values], optional
             The array for the number of characters in each whole value.
@@ -146,7 +146,7 @@ class RecordOperations:
         offsets = cp.empty(count + 1, np.int64)
         clear(offsets[:1], cp.cuda.get_current_stream())
         lengths = cp.empty(count, np.int64)
-        arguments = (block, *values, np.int64(count), np.int32(quote), np.int64(most), lengths, _or_null(characters))
+        arguments = (block, *values, np.int64(count), np.int32(quote), np.int64(limit), lengths, _or_null(characters))
         self._launch_warps(measure_values_kernel(), count, arguments)
         cp.cumsum(lengths, out=offsets[1:])
         return offsets

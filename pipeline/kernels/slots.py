@@ -105,7 +105,8 @@ class Slot:
         self._layers, self._room, self._ids = layers, room, ids
         self._at = places(memory_plan.slot_input(layers, room))[0]
         self.given, self.found = Twins(sizes.texts), Twins(sizes.results, sizes.results_on_host)
-        self.copy_begun, self.copied_in, self.begun, self.computed, self.out_begun = (cp.cuda.Event() for _ in range(5))
+        self.copy_begun, self.copied_in, self.compute_begun, self.computed = (cp.cuda.Event() for _ in range(4))
+        self.out_begun = cp.cuda.Event()
         self.copied_out = cp.cuda.Event(block=True)  # a thread that waits for it sleeps, and does not spin on its core
         self.taken = Lock()
         self.each_kernel = False
@@ -150,7 +151,7 @@ class Slot:
 
         copies_and_kernels = [
             ("copy-in", "copy-in", after(self.copy_begun), after(self.copied_in)),
-            ("kernels", "compute", after(self.begun), after(self.computed)),
+            ("kernels", "compute", after(self.compute_begun), after(self.computed)),
             ("copy-out", "copy-out", after(self.out_begun), after(self.copied_out)),
         ]
         times = [(name, after(event)) for name, event in self.marks]

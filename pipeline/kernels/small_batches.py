@@ -62,16 +62,16 @@ class SmallBatches:
     def __init__(self, network: Network) -> None:
         self._network = network
         self._longest = head_bytes(network.layers[0].rows_in)
-        self.most = small_batch(network.layers, network.room)
-        self._given, self._found = (Twins(size) for size in small_bytes(network.layers, self.most))
+        self.most_texts = small_batch(network.layers, network.room)
+        self._given, self._found = (Twins(size) for size in small_bytes(network.layers, self.most_texts))
         self._captured = lru_cache(maxsize=_KEPT)(self._capture)
 
-    def take(self, offsets: NDArray[np.int64]) -> bool:
+    def fits(self, offsets: NDArray[np.int64]) -> bool:
         """Return whether a graph can label these articles.
 
         They must be few, and none may be so long that many warps count its characters.
         """
-        return 0 < len(offsets) - 1 <= self.most and int(np.diff(offsets).max()) <= self._longest
+        return 0 < len(offsets) - 1 <= self.most_texts and int(np.diff(offsets).max()) <= self._longest
 
     def run(self, data: NDArray[np.uint8], offsets: NDArray[np.int64], top_k: int) -> Result:
         """Label the texts in data[offsets[0]:offsets[-1]], UTF-8, and wait for the result.

@@ -340,7 +340,7 @@ class FastTextShape(NamedTuple):
 
 
 _ALWAYS_EXACT = 16
-"""Tables with up to so many columns always have 32 bits.
+"""Tables with at most this number of columns always have 32 bits.
 
 Such a row is two sectors of L2. Numbers of 16 bits would save little, and scores would be off by up to 1e-4.
 """

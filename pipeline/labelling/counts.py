@@ -42,7 +42,7 @@ def count_scores(
     return {names[i]: tuple(counts[i].tolist()) for i in np.flatnonzero(counts.any(axis=1)).tolist()}
 
 
-def kept(bins: Sequence[int]) -> list[int]:
+def rows_above(bins: Sequence[int]) -> list[int]:
     """Return how many rows reach each of THRESHOLDS with their score. bins: the rows in each bin of SCORES."""
     return [sum(bins[SCORES.index(score) :]) for score in THRESHOLDS]
 

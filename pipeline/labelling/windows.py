@@ -53,7 +53,7 @@ class Windows:
 
     Attributes
     ----------
-    most : int
+    most_windows : int
         The limit of windows in a text.
     part : str
         The places of the windows: "" from the beginning on, "last", "first+last", or "spread" (beginning, middle and
@@ -73,7 +73,7 @@ class Windows:
 
     """
 
-    most: int
+    most_windows: int
     overlap: int = 0
     score: str = "mean"
     part: str = ""
@@ -108,7 +108,7 @@ class Windows:
 
     def reads(self, length: int) -> int:
         """Return how many characters or tokens of a text windows of `length` reach."""
-        return (self.most - 1) * (length - self.overlap) + length
+        return (self.most_windows - 1) * (length - self.overlap) + length
 
     def reads_of(self, models: Models) -> int:
         """Return how many characters from the beginning of a text the labels of all models need.
@@ -118,16 +118,16 @@ class Windows:
         for model in models.every:
             if self.in_tokens and model.window != WHOLE:
                 raise UsageError(f"windows of tokens are for models of fastText's, and encoders, not {model.name}")
-            length, most, framing, unit = self.length(model), model.window, 0, "characters"
+            length, room, framing, unit = self.length(model), model.window, 0, "characters"
             if self._tokens_of(model) and model.encoder is not None:
-                most, framing, unit = model.encoder.settings.most_tokens, model.encoder.framing, "tokens"
+                room, framing, unit = model.encoder.settings.most_tokens, model.encoder.framing, "tokens"
             if length < 1:
                 raise UsageError(f"a window of {self.size} tokens has none of a text: {framing} frame it")
             what = "overlap" if self.overlap >= length else "a window"
-            if self.overlap >= length or length + framing > most:
+            if self.overlap >= length or length + framing > room:
                 given, least = (self.overlap, "below") if what == "overlap" else (length + framing, "at most")
-                most -= framing if what == "overlap" else 0
-                raise UsageError(f"{what} is {given:,}: it must be {least} the {most:,} {unit} that {model.name} reads")
+                room -= framing if what == "overlap" else 0
+                raise UsageError(f"{what} is {given:,}: it must be {least} the {room:,} {unit} that {model.name} reads")
         is_whole = self.part or self.in_tokens or any(model.preparation or model.encoder for model in models.every)
         return WHOLE if is_whole else max(self.reads(self.length(model)) for model in models.every)
 
@@ -138,7 +138,7 @@ class Windows:
         """
         if self.part:
             spread = (sizes > length).astype(np.int64) + (sizes > 2 * length)
-            return 1 + np.minimum(spread, self.most - 1)
+            return 1 + np.minimum(spread, self.most_windows - 1)
         beyond = np.minimum(sizes, self.reads(length)) - length
         return np.asarray(1 + np.maximum(-(-beyond // (length - self.overlap)), 0))
 
@@ -164,8 +164,8 @@ class Windows:
         """
         # Leave texts that are encoded already, and the wrappers of engines, to the engine.
         if isinstance(engine, Wrapped):
-            how = (top_k, all_scores, spans, each_kernel, turn)
-            return engine.through(texts, lambda inner, own: self.classify(inner, own, *how))
+            options = (top_k, all_scores, spans, each_kernel, turn)
+            return engine.through(texts, lambda inner, own: self.classify(inner, own, *options))
         length, many = self.length(engine.model), len(texts)
         if texts.ids is not None:
             predictions = engine.classify(texts, top_k, all_scores, spans, each_kernel, turn)
@@ -187,7 +187,7 @@ class Windows:
             return replace(predictions, n_chars=n_chars, truncated=truncated, n_windows=counts)
 
         # Label the windows, and add their scores to those of their texts.
-        together = _Together(many, engine.model, self.score)
+        sums_of_texts = _Together(many, engine.model, self.score)
         is_reached = cut or self.part or sizes.max(initial=0) <= self.reads(length)
         reached = whole if is_reached else self._slice(whole, 0, self.reads(length))
         pieces_of = self._parts if self.part else self._pieces
@@ -195,19 +195,19 @@ class Windows:
             windows = pa.concat_arrays([piece.texts for piece in pieces])
             own = Texts(*buffers_of(windows), sharing=texts.sharing)
             predictions = engine.classify(own, 1, True, spans, each_kernel, turn)
-            together.saturated += predictions.saturated
-            together.asked += predictions.asked
+            sums_of_texts.saturated += predictions.saturated
+            sums_of_texts.asked += predictions.asked
             first = 0
             for piece in pieces:
                 if predictions.all_scores is not None:
                     scores = predictions.all_scores
                     if engine.model.levels is not None:
                         scores = np.concatenate([scores, predictions.scores], axis=1)
-                    together.add(piece.rows, scores[first : first + len(piece.rows)])
+                    sums_of_texts.add(piece.rows, scores[first : first + len(piece.rows)])
                 first += len(piece.rows)
 
         # Choose the labels by the scores of the texts, and count unknown characters.
-        scores = together.scores(counts)
+        scores = sums_of_texts.scores(counts)
         if engine.model.levels is None:
             labels, best = best_of(scores, min(top_k, scores.shape[1]))
         else:
@@ -216,7 +216,7 @@ class Windows:
         every, unknown = scores if all_scores else None, np.zeros(many, np.int64)
         if engine.model.has_network:
             unknown = count_unknown(*buffers_of(self._reached(reached, sizes, length)), engine.model.alphabet)
-        sums = together.saturated, counts, together.asked
+        sums = sums_of_texts.saturated, counts, sums_of_texts.asked
         return Predictions(labels, best, every, n_chars, truncated, unknown, *sums)
 
     def _pieces(self, texts: pa.Array, counts: NDArray[np.int64], length: int) -> Iterator[_Piece]:
@@ -257,14 +257,14 @@ class Windows:
         # Choose the words of each window.
         total = int(before[-1])
         last, first = (from_token(total - length), words), from_token((total - length) // 2)
-        middle = [(first, end_of(first))] if self.most > 2 and total > 2 * length else []
+        middle = [(first, end_of(first))] if self.most_windows > 2 and total > 2 * length else []
         if total <= length or words <= 1:
             return [text], False
         if self.part:
             spans = [*([(0, end_of(0))] if self.part != "last" else []), *middle, last]
         else:
             spans, first = [], 0
-            while len(spans) < self.most and (not spans or spans[-1][1] < words):
+            while len(spans) < self.most_windows and (not spans or spans[-1][1] < words):
                 spans.append((first, end_of(first)) if end_of(first) < words else last)
                 first = max(first + 1, from_token(before[spans[-1][1]] - self.overlap))
         gaps = zip((0, *(end for _, end in spans)), (*(start for start, _ in spans), words), strict=True)
@@ -292,7 +292,7 @@ class Windows:
         apart = np.flatnonzero(sizes > self.reads(length)) if self.part else np.empty(0, np.int64)
         if not len(apart):
             return texts
-        pieces = self._parts(texts.take(pa.array(apart)), np.full(len(apart), self.most), length)
+        pieces = self._parts(texts.take(pa.array(apart)), np.full(len(apart), self.most_windows), length)
         joined = pc.binary_join_element_wise(*(piece.texts for piece in pieces), pa.scalar("", texts.type))
         return pc.replace_with_mask(texts, pa.array(sizes > self.reads(length)), joined)
 

@@ -104,8 +104,8 @@ class Confusion:
     def mistakes(self, count: int) -> list[tuple[str, str, int]]:
         """Return the most frequent mistakes as tuples of true class, label and number of rows."""
         wrong = self.counts - np.diag(np.diag(self.counts))
-        most = np.argsort(-wrong, axis=None, kind="stable")[:count]
-        places = zip(*np.unravel_index(most, wrong.shape), strict=True)
+        most_frequent = np.argsort(-wrong, axis=None, kind="stable")[:count]
+        places = zip(*np.unravel_index(most_frequent, wrong.shape), strict=True)
         return [(self.classes[i], self.classes[j], int(wrong[i, j])) for i, j in places if wrong[i, j]]
 
     def per_class(self) -> list[ClassFigures]:

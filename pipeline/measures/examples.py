@@ -99,8 +99,8 @@ def _of_each_label(samples: list[Sample]) -> tuple[Sample, ...]:
     With many labels, those whose first sample has the lowest order are kept, which are mostly the frequent ones.
     """
     groups = [[*group][:MOST_OF_LABEL] for _, group in groupby(sorted(samples), lambda one: one.label)]
-    kept = sorted(groups, key=lambda group: group[0].order)[:MOST_LABELS]
-    return tuple(one for group in sorted(kept) for one in group)
+    shown_groups = sorted(groups, key=lambda group: group[0].order)[:MOST_LABELS]
+    return tuple(one for group in sorted(shown_groups) for one in group)
 
 
 def shown_of(chunk: Chunk, labels: NDArray[np.int32], scores: NDArray[np.float32], classes: tuple[str, ...]) -> Shown:
@@ -151,8 +151,8 @@ def _samples(
         left[found] = np.inf
     rows = np.concatenate(drawn)
     if len(drawn[0]) > MOST_LABELS:
-        kept = labels[drawn[0][np.argsort(order[drawn[0]], kind="stable")[:MOST_LABELS]]]
-        rows = rows[np.isin(labels[rows], kept)]
+        shown_labels = labels[drawn[0][np.argsort(order[drawn[0]], kind="stable")[:MOST_LABELS]]]
+        rows = rows[np.isin(labels[rows], shown_labels)]
     texts, (files, numbers) = chunk.beginnings(rows.tolist(), SHOWN_BYTES), _places(chunk, rows)
     return _of_each_label([
         Sample(classes[labels[row]], float(order[row]), file, number, float(scores[row]), text.decode(errors="ignore"))

@@ -92,9 +92,9 @@ def threshold(
         needed = _needed(hits, places, target)
         nothing = float("nan")
         return Threshold(name, target, nothing, nothing, nothing, 0, 0.0 if len(scores) else nothing, needed)
-    kept = int(hits[last - 1])
-    score, bound = float(scores[order[last - 1]]), least_share(kept, last)
-    return Threshold(name, target, score, kept / last, bound, last, last / len(scores), None)
+    right_labels = int(hits[last - 1])
+    score, bound = float(scores[order[last - 1]]), least_share(right_labels, last)
+    return Threshold(name, target, score, right_labels / last, bound, last, last / len(scores), None)
 
 
 def _places(ranked: NDArray[np.float64]) -> NDArray[np.int64]:

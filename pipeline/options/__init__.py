@@ -239,6 +239,7 @@ class Options(TABLE.made("Options")):  # type: ignore[misc]
         from ..storage.buckets import check_endpoint
         from ..storage.names import refuse_not_utf8, root_of
 
+        # Bring column names into one form, and refuse values that cannot be recorded as UTF-8.
         self._set("partition_by", self.partition_by or ())
         for name, option in TABLE.items():
             value = getattr(self, name)
@@ -254,15 +255,18 @@ class Options(TABLE.made("Options")):  # type: ignore[misc]
             columns, template = joined_columns(self.join, self.text_column)
             self._set("text_column", columns)
             self._set("join", template)
+        # Check options that need another option.
         if self.changed and not self.update:
             raise UsageError("--changed goes with --update")
         if self.windows is None and (self.overlap or self.window_score != TABLE["window_score"].default):
             raise UsageError("--overlap and --window-score go with --windows")
         if self._windows is not None and str(self.windows).isdecimal():
             self._set("windows", int(str(self.windows)))
+        # Replace the encoding and the dialect of CSV by what the readers use.
         self._set("encoding", encoding_named(self.encoding))
         for name, value in dialect_of(delimiter=self.delimiter, quote=self.quote, escape=self.escape).items():
             self._set(name, value)
+        # Check single values.
         root_of(self.root)
         if self.label_numbers_from not in (None, 0, 1):
             raise UsageError(f"--label-numbers-from is {self.label_numbers_from}: class numbers begin at 0 or at 1")
@@ -274,7 +278,8 @@ class Options(TABLE.made("Options")):  # type: ignore[misc]
             raise UsageError(f"abstain is {self.abstain!r}, it must be a score above 0, up to 1")
         if self.where is not None:
             Where(self.where)
-        refuse_unfit(self, self._kept)
+        # Check options against each other.
+        refuse_unfit(self, self._kept_columns)
         refuse_unfit_share(self.shard, self.update, self.limit)
         self._refuse_unfit_parts()
         most_allowed("max_quarantined", self.max_quarantined, 0, "rows")
@@ -295,7 +300,7 @@ class Options(TABLE.made("Options")):  # type: ignore[misc]
         return Options(**{**vars(self), **options})
 
     @property
-    def _kept(self) -> tuple[str, ...]:
+    def _kept_columns(self) -> tuple[str, ...]:
         return tuple(dict.fromkeys((*self.id_column, *self.keep)))
 
     @property
@@ -315,7 +320,7 @@ class Options(TABLE.made("Options")):  # type: ignore[misc]
         return Selection(
             text=text,
             join=join,
-            kept=self._kept,
+            kept_columns=self._kept_columns,
             truth=self.label_column,
             header=self.columns,
             classes=models.classes,
@@ -360,7 +365,7 @@ class Options(TABLE.made("Options")):  # type: ignore[misc]
             The models that label the row.
 
         """
-        return models.cost * (1 if self._windows is None else self._windows.most)
+        return models.cost * (1 if self._windows is None else self._windows.most_windows)
 
     def model_columns(self, models: Models) -> tuple[ModelColumns, ...]:
         """Return what each model is to compute for each row."""
@@ -378,6 +383,7 @@ class Options(TABLE.made("Options")):  # type: ignore[misc]
         from ..source.open.opening import digest_of
         from ..source.rows.label_map import digest_of_label_map
 
+        # Record options as they are, and replace those of which another form is recorded.
         several = tuple(model.is_multi_label for model in models.every)
         recorded = {name: getattr(self, name) for name in Settings.__struct_fields__ if name in TABLE}
         given = None if self.preparation is None else os.fspath(self.preparation)
@@ -386,7 +392,7 @@ class Options(TABLE.made("Options")):  # type: ignore[misc]
             "text_columns": text,
             "join": join or None,
             "truth_column": self.label_column,
-            "kept_columns": self._kept,
+            "kept_columns": self._kept_columns,
             "partition_by": self.partition_by if len(self.partition_by) > 1 else next(iter(self.partition_by), None),
             "truth": None if self.truth is None else digest_of(self.truth),
             "map_labels": None if self.map_labels is None else digest_of_label_map(self.map_labels),
@@ -396,6 +402,7 @@ class Options(TABLE.made("Options")):  # type: ignore[misc]
             "models": models.short_names if len(models.every) > 1 else UNSET,
             "multi_label": several if any(several) else UNSET,
         }
+        # Leave out options of later versions at their default, so that records of earlier versions stay the same.
         later = (
             "abstain",
             "network",

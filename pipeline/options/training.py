@@ -161,6 +161,7 @@ class TrainRequest(TRAIN.made("train")):  # type: ignore[misc]
         def __init__(self, **options: Unpack[TrainKeywords]) -> None: ...
 
     def _check(self) -> None:
+        # Bring the options into one form: functions, and tuples of names.
         for name in ("on_start", "tell"):
             self._set(name, getattr(self, name) or _nothing)
         for name in ("text_column", "label_column"):
@@ -173,6 +174,7 @@ class TrainRequest(TRAIN.made("train")):  # type: ignore[misc]
             columns, template = joined_columns(self.join, self.text_column)
             self._set("text_column", columns)
             self._set("join", template)
+        # Check the label columns, and what they exclude.
         labels = ", ".join(self.label_column)
         others = {
             "numbers": self.target_column, "classes by name": self.classes, "several labels a text": self.multi_label,
@@ -192,6 +194,7 @@ class TrainRequest(TRAIN.made("train")):  # type: ignore[misc]
             raise UsageError(
                 "with several labels a text there are no balanced classes, teachers or soft labels: leave them out"
             )
+        # Check suspects and corrections, which need one label column and one label for each text.
         for asked, what in ((self.suspects, "suspects"), (self.corrections is not None, "corrections")):
             if asked and (len(self.label_column) != 1 or self.multi_label or self.soft_labels is not None):
                 raise UsageError(
@@ -202,6 +205,7 @@ class TrainRequest(TRAIN.made("train")):  # type: ignore[misc]
             raise UsageError(
                 f"--id-column {self.id_column!r} is what the table of suspects calls a column itself: rename it"
             )
+        # Check numbers to learn, which the network cannot learn.
         for_network = self.keep_network or self.device == "cuda" or self.needs_network
         if self.learns_numbers:
             both = self.target_column is not None and self.soft_labels is not None
@@ -211,6 +215,7 @@ class TrainRequest(TRAIN.made("train")):  # type: ignore[misc]
                     "column, other soft labels, balanced classes, and what is for the network"
                 )
             self._set("dtype", "float32")
+        # Check the encoder, which excludes everything for n-grams and the network.
         if self.fine_tune and self.encoder is None:
             raise UsageError("--fine-tune is of an encoder: name it, with --encoder")
         if self.encoder is not None:
@@ -224,6 +229,7 @@ class TrainRequest(TRAIN.made("train")):  # type: ignore[misc]
             if found := [what for what, asked in excluded.items() if asked]:
                 raise UsageError(f"with an encoder there are no options for {', '.join(found)}: leave them out")
             self._set("dtype", "float32")
+        # Check the chain of n-grams and a teacher.
         if self.keep_teacher and (for_network or self.classes or self.soft_labels is None):
             raise UsageError(
                 "--keep-teacher makes a chain of n-grams and a teacher, with its classes: name one, and leave out "
@@ -231,6 +237,7 @@ class TrainRequest(TRAIN.made("train")):  # type: ignore[misc]
             )
         if not self.keep_teacher and (self.top is not None or self.top_of is not None):
             raise UsageError("--top is what a chain is to find: add --keep-teacher")
+        # Check the rows to test on, the recipe, and what is held out.
         if self.test is not None and not (self.label_column or self.target_column):
             raise UsageError("the rows to test on need labels: name their column")
         if self.recipe is not None and self.settings:

@@ -45,14 +45,14 @@ class Entries:
         return {n for n, end in closings if all(part_name(n, chunk) in self.chunks for chunk in range(end.chunks))}
 
     @cached_property
-    def done(self) -> set[str]:
+    def committed(self) -> set[str]:
         """The names of the chunks and of the groups that need not be read again."""
         return {*self.chunks, *map(range_name, self.whole)}
 
     def start_after(self, number: int, start: Start | None) -> Start | None:
         """Return where the next range begins in its file; None if it is unknown. start: the start of this range."""
         closing = self.closed.get(number)
-        if start is None or closing is None or closing.after is UNSET or range_name(number) not in self.done:
+        if start is None or closing is None or closing.after is UNSET or range_name(number) not in self.committed:
             return None
         return Start(start.row + (closing.files[0][1] or 0), closing.after)
 
@@ -143,6 +143,7 @@ def _of_group(
         The number of the first row of its files; None if it is unknown.
 
     """
+    # Compare the closing entry with the plan.
     what = f"group {number}" if files is None or len(files) != 1 else files[0].path
     if closing is None:
         yield Gap(f"{what} has no closing entry, which says how many chunks it has")
@@ -150,6 +151,7 @@ def _of_group(
     if files is not None and [file.path for file in files] != [p for p, rows in closing.files if rows is not None]:
         yield Gap(f"the closing entry of {what} has other files than the plan", group=number)
         return
+    # Follow the rows of each file from chunk to chunk.
     if row is None:
         row = next((sources[0].first for _, sources in sorted(entries.items()) if sources), 0)
     rows = {path: row for path, count in closing.files if count is not None}
@@ -164,6 +166,7 @@ def _of_group(
                 yield Gap(f"the entry of {name} does not begin where the chunk before it ends, in {path}", name)
                 return
             rows[path] += count
+    # Compare what is left: chunks after the last, and the number of rows of each file.
     for name in entries:
         yield Gap(f"{name} comes after the {closing.chunks:,} chunks of {what}", name)
     for path, total in closing.files:

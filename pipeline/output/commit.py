@@ -175,12 +175,14 @@ def check_chunk(store: Store, entry: Entry, schema: pa.Schema, where: Where | No
         The names of each model's columns.
 
     """
+    # Choose the columns to look at.
     named = where.columns if where is not None else set()
     decided = where if named <= set(schema.names) else None
     filled = {*_ROWS, N_CHARS.name, *(column for own in names for column in (own.truncated, own.unknown_chars))}
     judged = filled | {name for own in names for name in (own.label, own.score)}
     looked_at = judged | (named if decided else set())
     columns = pa.schema([field for field in schema if field.name in looked_at])
+    # Read the files.
     parts, tables = [], []
     for file in entry.files:
         path, data = store.root / file.name, read_committed(store, file)
@@ -197,6 +199,7 @@ def check_chunk(store: Store, entry: Entry, schema: pa.Schema, where: Where | No
         if decided and not quarantined and not decided.mask(table).all():
             raise OutputError(f"{path} has a row for which the job's `where` is not true")
         tables.append(table.select(_ROWS))
+    # Compare the rows with the sources and the figures of the entry.
     _check_rows(entry, tables)
     if judged <= set(schema.names):
         _check_figures(entry, pa.concat_tables([columns.empty_table(), *parts]), names)

@@ -47,7 +47,7 @@ from .record import (
     from_json,
     to_json,
 )
-from .saved_plan import files_of, parts_of_saved, together
+from .saved_plan import files_of, joined_plan, parts_of_saved
 from .store import Store, check_claim
 
 PART_ROWS = 1_000_000
@@ -223,9 +223,10 @@ def compact(
 ) -> Compacted:
     """Put small parts of a finished job together, in its folder.
 
-    The rows and the order of small parts stay, as do quarantine and totals, but for the number of chunks; `verify`,
-    `select` and updates go on as before. Parts that have half of the target or more stay as they are, and so do those
-    of files that were not wholly readable. Where it fails or is interrupted, the folder stays as it was.
+    The rows of small parts and their order stay, and so do the quarantine and the totals, except for the number of
+    chunks. `verify`, `select` and updates work as before. Parts with half of the target or more stay as they are, and
+    so do parts of files that could not be read completely. If the function fails or is interrupted, the folder stays
+    as it was.
 
     Parameters
     ----------
@@ -315,6 +316,7 @@ def _taken_up(folder: OutputFolder) -> tuple[Manifest, SavedPlan]:
 
 def _files_of(folder: OutputFolder, manifest: Manifest, plan: SavedPlan) -> list[_Files]:
     """Return all files of a job, with what is known about their chunks."""
+    # Make an object for each group of files in the plan.
     is_chosen = manifest.fingerprint.settings.chosen is not UNSET
     every: list[_Files] = []
     of_range: dict[int, _Files] = {}
@@ -324,6 +326,7 @@ def _files_of(folder: OutputFolder, manifest: Manifest, plan: SavedPlan) -> list
         if whole[at]:  # a range without files was withdrawn
             every.append(_Files(range(at, at + cut), whole[at]))
             of_range |= dict.fromkeys(every[-1].numbers, every[-1])
+    # Add what the entries say about chunks and about the ends of ranges.
     chunks: dict[int, list[tuple[tuple[int, int], _Chunk]]] = defaultdict(list)
     known: dict[str, str] = {}  # each folder once, as there may be millions of parts
     for entry, _ in folder.each_entry(manifest.fingerprint.id, groups_of(plan), lambda _: None):
@@ -341,6 +344,7 @@ def _files_of(folder: OutputFolder, manifest: Manifest, plan: SavedPlan) -> list
             about = _Chunk(entry.file_name, entry.rows_written, sum(file.bytes for file in own), folders)
             chunks[files.numbers.start].append(((range_number, number), about))
             files.is_sound &= not entry.problems
+    # Put the chunks in order, and check that no closing entry is missing.
     for files in every:
         files.chunks = [chunk for _, chunk in sorted(chunks[files.numbers.start], key=lambda one: one[0])]
         files.closed.sort(key=lambda end: end.group)
@@ -405,7 +409,7 @@ def _replace(
     job, number, schema = manifest.fingerprint.id, len(manifest.updates) + 1, folder.schema(manifest)
     own = _plan(plan, joined, part_rows)
     saved = [folder.plan_of(manifest, n) for n in range(number)]
-    whole = together([*(one for one in saved if one is not None), own])
+    whole = joined_plan([*(one for one in saved if one is not None), own])
     data = msgspec.json.encode(own) + b"\n"
     check = partial(_check, folder, manifest, number, sha256(data).digest())
     folder.begin_update(number, data, job)
@@ -422,14 +426,14 @@ def _plan(plan: SavedPlan, joined: Sequence[_Joined], part_rows: int) -> SavedPl
     return msgspec.structs.replace(
         plan,
         version=COMPACTING,
-        files=tuple(file for together in of for files in together for file in files.files),
-        groups=tuple(sum(len(files.files) for files in together) for together in of),
+        files=tuple(file for range_files in of for files in range_files for file in files.files),
+        groups=tuple(sum(len(files.files) for files in range_files) for range_files in of),
         parts=UNSET,
         first_group=plan.ranges,
         problems=(),
         unread=(),
         whole=UNSET,
-        withdrawn=tuple(number for together in of for files in together for number in files.numbers),
+        withdrawn=tuple(number for range_files in of for files in range_files for number in files.numbers),
         compacted=part_rows,
     )
 
@@ -538,8 +542,10 @@ def _join(
         The names of the entries of the chunks to join, in order.
 
     """
+    # Read the entries of the chunks.
     job, of_parts = manifest.fingerprint.id, manifest.fingerprint.settings.names
     entries = list(readers.map(lambda name: from_json(store.read(name), Entry, store.root / name), names))
+    # Join the parts of each folder, and the quarantined rows, into one file each.
     join = partial(joined_parts, schema=schema)
     tasks: list[_Task] = [(name, files, join) for name, files in _parts(entries, of_parts, chunk, job).items()]
     quarantined = [file for entry in entries for file in entry.files if file.name.startswith(QUARANTINE)]
@@ -552,6 +558,7 @@ def _join(
         store.add(name, data, check)
         return FileRecord(name, sum(file.rows for file in files), len(data), sha256(data).hexdigest())
 
+    # Commit the entry after its files.
     entry = _sum(entries, chunk, job, tuple(readers.map(write, tasks)))
     store.add(entry.file_name, to_json(entry), check)
     return entry

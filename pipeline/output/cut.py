@@ -188,12 +188,12 @@ def answered(database: DuckDBPyConnection, query: str) -> DuckDBPyConnection:
 
 
 @contextmanager
-def rows_on_disk(done: str, memory: int | None = None) -> Iterator[DuckDBPyConnection]:
+def rows_on_disk(purpose: str, memory: int | None = None) -> Iterator[DuckDBPyConnection]:
     """Open a temporary database for very many rows.
 
     Parameters
     ----------
-    done : str
+    purpose : str
         The purpose of the database as a clause, such as "scores are counted", for messages.
     memory : int, optional
         See `ranking`.
@@ -209,7 +209,7 @@ def rows_on_disk(done: str, memory: int | None = None) -> Iterator[DuckDBPyConne
     try:
         import duckdb
     except ImportError as error:
-        raise UsageError(f"{done} by DuckDB ({error}): {install('select')}") from error
+        raise UsageError(f"{purpose} by DuckDB ({error}): {install('select')}") from error
     with TemporaryDirectory(prefix="broadsheet-") as folder:
         limit = f"{memory or available_memory() // 4}B"
         config = {"threads": available_cores(), "memory_limit": limit, "temp_directory": folder}

@@ -25,7 +25,7 @@ from .commit import check_chunk, committed_entry
 from .layout import CLAIM, ENTRIES, MANIFEST, PLAN, SUCCESS, PartNames
 from .object_store import open_store
 from .record import ClosingEntry, Entry, Fingerprint, Manifest, OtherVersion, SavedPlan, Totals, from_json, to_json
-from .saved_plan import check_plan, files_of, listing_digest, schema_from, schema_hex, together
+from .saved_plan import check_plan, files_of, joined_plan, listing_digest, schema_from, schema_hex
 from .sidecars import planned, remove_planned, remove_sidecars, write_sidecars
 from .store import Location, Store, check_claim, claim, claimed_by, is_claimed, take_over
 from .where import Where
@@ -304,9 +304,9 @@ class OutputFolder:
 
     def discard_compaction(self, manifest: Manifest) -> None:
         """Remove what an unfinished compaction has written. The parts that it was to replace still count."""
-        begun = self.compaction_under_way(manifest)
-        if begun is not None:
-            self.discard_update(*begun, manifest.fingerprint.id)
+        compaction = self.compaction_under_way(manifest)
+        if compaction is not None:
+            self.discard_update(*compaction, manifest.fingerprint.id)
             self.store.remove_empty_folders(manifest.fingerprint.settings.names.folder)
 
     def _compacted(self, manifest: Manifest) -> set[int]:
@@ -491,33 +491,33 @@ class OutputFolder:
 
         # Drop the groups to read again, and every entry that contradicts its group.
         chunks = {entry.chunk: entry for entry in entries if isinstance(entry, Entry)}
-        kept = dict(chunks)
+        remaining = dict(chunks)
         closed = {entry.group: entry for entry in entries if isinstance(entry, ClosingEntry)}
         again = [closing for closing in closed.values() if finished and closing.problems]
         for closing in again:
             for chunk in open_to_change(closed.pop(closing.group), chunks):
-                kept.pop(chunk, None)
-        for gap in gaps({name: entry.sources for name, entry in kept.items()}, closed, plan):
-            kept.pop(gap.chunk or "", None)
+                remaining.pop(chunk, None)
+        for gap in gaps({name: entry.sources for name, entry in remaining.items()}, closed, plan):
+            remaining.pop(gap.chunk or "", None)
             closed.pop(-1 if gap.group is None else gap.group, None)
 
         # Drop the chunks whose files are damaged, and every compacted range that has lost a chunk.
         with threads(self.store.readers) as pool:
-            whole = list(pool.map(is_whole, kept.values()))
-        kept = {chunk: entry for (chunk, entry), is_kept in zip(kept.items(), whole, strict=True) if is_kept}
-        broken = compacted - Entries(kept, closed).whole  # if these are read again, their chunks have another size
-        kept = {chunk: entry for chunk, entry in kept.items() if layout.group_of(chunk) not in broken}
+            whole = list(pool.map(is_whole, remaining.values()))
+        remaining = {chunk: entry for (chunk, entry), is_kept in zip(remaining.items(), whole, strict=True) if is_kept}
+        broken = compacted - Entries(remaining, closed).whole  # if these are read again, their chunks have another size
+        remaining = {chunk: entry for chunk, entry in remaining.items() if layout.group_of(chunk) not in broken}
         closed = {number: closing for number, closing in closed.items() if number not in broken}
 
         # Remove the others from the folder.
-        kept_names = {entry.file_name for entry in kept.values()} | {end.file_name for end in closed.values()}
-        files = [file.name for chunk, entry in chunks.items() if chunk not in kept for file in entry.files]
+        kept_names = {entry.file_name for entry in remaining.values()} | {end.file_name for end in closed.values()}
+        files = [file.name for chunk, entry in chunks.items() if chunk not in remaining for file in entry.files]
         self.check_claim(job)
-        if finished and (again or manifest.totals is None or manifest.totals.chunks != len(kept)):
+        if finished and (again or manifest.totals is None or manifest.totals.chunks != len(remaining)):
             self.store.remove(SUCCESS)
         self.store.remove_all([name for name in names if name not in kept_names])  # otherwise workers skip these chunks
         self.store.remove_all(files)  # after the entries, because an entry needs its files
-        return Entries(kept, closed)
+        return Entries(remaining, closed)
 
     def entry_files(self, job: str, groups: Container[int] | None) -> list[str]:
         """Return the names of the entry files of a job, of these groups or of all."""
@@ -567,7 +567,7 @@ class OutputFolder:
         saved = [self.plan_of(manifest, number) for number in range(1 + len(manifest.updates))]
         plans = [plan for plan in saved if plan is not None]
         try:
-            return together(plans) if plans else None
+            return joined_plan(plans) if plans else None
         except ValueError as error:
             raise OutputError(f"{self.path / MANIFEST} is damaged: {error}. Start again with --overwrite") from error
 

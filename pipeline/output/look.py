@@ -102,10 +102,10 @@ def _told(
         thresholds = sorted({float(f"{share:.2g}") for share in span["shares"]})
 
     # Count the rows of the table, then those of each of the most frequent values.
-    kept = [f"coalesce({own} >= {least!r}::FLOAT, false)" for least in thresholds]
+    is_above = [f"coalesce({own} >= {least!r}::FLOAT, false)" for least in thresholds]
     parts = {"kept": "avg(({one})::INT)", "long": f"avg({chars}) FILTER ({{one}})"}
     parts["short"] = f"avg({chars}) FILTER (NOT {{one}})"
-    lists = {name: ", ".join(part.format(one=one) for one in kept) for name, part in parts.items()}
+    lists = {name: ", ".join(part.format(one=one) for one in is_above) for name, part in parts.items()}
     names = {"shares": [*QUANTILES], "score": own, "label": called.get(label or "", "NULL::VARCHAR"), "chars": chars}
     (every,) = _facts(database, _LOOKED.format(**lists, **names, value="NULL", of=""))
     of_each = {"value": called[column], "of": _OF_THE_MOST_FREQUENT.format(value=called[column])}
@@ -114,7 +114,7 @@ def _told(
         raise UsageError("there are no rows to look at")
 
     # Give the lengths at the threshold that keeps about half of the rows.
-    middle = min(range(len(kept)), key=lambda i: abs(every["kept"][i] - 0.5))
+    middle = min(range(len(is_above)), key=lambda i: abs(every["kept"][i] - 0.5))
     for one in (every, *values):
         one |= {name: one[name][middle] for name in ("kept_chars", "dropped_chars")}
     about = {"thresholds": thresholds, "at": thresholds[middle], "all": every, "values": values}
@@ -150,8 +150,8 @@ def _remarks(every: Facts, values: Sequence[Facts], thresholds: Sequence[float],
     told: dict[str, list[str]] = defaultdict(list)
     for name, one in (("all rows", every), *((shown(one["value"]), one) for one in values)):
         shares = [*zip(thresholds, one["kept"], every["kept"], strict=True)]
-        for kept, what, places in ((1, "wholly kept", shares[::-1]), (0, "wholly dropped", shares)):
-            chances = ((at, abs(1 - kept - of_all) ** one["rows"]) for at, share, of_all in places if share == kept)
+        for bound, what, places in ((1, "wholly kept", shares[::-1]), (0, "wholly dropped", shares)):
+            chances = ((at, abs(1 - bound - of_all) ** one["rows"]) for at, share, of_all in places if share == bound)
             if at := next((at for at, chance in chances if chance < _BY_CHANCE), None):
                 told[f"{what} at {at:g}"].append(name)
         if one["rows"] >= _FEW and one["lowest"] == one["highest"] is not None:

@@ -28,7 +28,7 @@ from .folder import OutputFolder
 from .layout import closing_file, group_of
 from .object_store import place_of
 from .record import ClosingEntry, Entry, Fingerprint, Manifest, SavedPlan, Totals, to_json
-from .saved_plan import listing_digest, together
+from .saved_plan import joined_plan, listing_digest
 from .store import check_claim
 from .verify import finished
 
@@ -122,14 +122,14 @@ def merge(
     first = opened[0]
     starts = [0, *accumulate(share.plan.ranges for share in opened)]
     plans = [msgspec.structs.replace(share.plan, whole=UNSET) for share in opened]
-    joined = together([msgspec.structs.replace(p, first_group=at) for p, at in zip(plans, starts, strict=False)])
+    joined = joined_plan([msgspec.structs.replace(p, first_group=at) for p, at in zip(plans, starts, strict=False)])
     plan = msgspec.structs.replace(joined, left_out=first.plan.left_out)  # only the first share records it
     fingerprint = msgspec.structs.replace(first.fingerprint, input=listing_digest(plan.files))
     schema = first.folder.schema(first.manifest)
 
     # Commit the chunks of every share that are not there yet, and finish the job.
-    done = begin(place, fingerprint, schema, msgspec.json.encode(plan) + b"\n", resume, overwrite)
-    counted = {name: entry.digest for name, entry in done.chunks.items()}
+    committed = begin(place, fingerprint, schema, msgspec.json.encode(plan) + b"\n", resume, overwrite)
+    counted = {name: entry.digest for name, entry in committed.chunks.items()}
     readers = place.store.readers
     with threads(readers) as pool:
         calls = (

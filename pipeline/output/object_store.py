@@ -1,8 +1,8 @@
 """Keeps an output folder in an object store: S3 and compatible stores, Google Cloud Storage, Azure Blob Storage.
 
-Nothing is renamed there, and nothing needs to be: an object is written whole or not at all. An object that must not be
-replaced is written on the condition that it does not exist (`If-None-Match: *`). An object that is replaced is written
-on the condition that it is still the one that was read (`If-Match`). A store that ignores these conditions is refused.
+An object is written whole or not at all, so no file has to be renamed. An object that must not be replaced is written
+on the condition that it does not exist (`If-None-Match: *`). An object that is replaced is written on the condition
+that it is still the one that was read (`If-Match`). A store that ignores these conditions is refused.
 
 The functions `place_of` and `open_store` find the store that a path or a URL names.
 """

@@ -58,7 +58,7 @@ def selection_of(plan: SavedPlan, settings: Settings) -> Selection:
     """Return the selection that the options of a job gave."""
     return Selection(
         settings.text_columns,
-        plan.selection.kept,
+        plan.selection.kept_columns,
         settings.truth_column,
         settings.columns,
         plan.selection.classes,
@@ -84,7 +84,7 @@ def input_again(
     if any(isinstance(file.format, OneHot) for file in files):
         raise UsageError("encoded articles have no columns to read again")
     prefixes, windows = tuple(names.prefix for names in settings.labelled), settings.windows is not UNSET
-    every = replace(selection_of(plan, settings), kept=(), keep_all=True, prefixes=prefixes, windows=windows)
+    every = replace(selection_of(plan, settings), kept_columns=(), keep_all=True, prefixes=prefixes, windows=windows)
     again = plan_files(files, every, plan.chunk_rows, settings.limit)
     return replace(again, sizes=plan.groups, parts=parts_of_saved(plan), first_range=plan.first_group)
 

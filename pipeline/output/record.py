@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal, TypeVar
 import msgspec
 import numpy as np
 import pyarrow as pa
-from msgspec import UNSET, Meta, Struct, UnsetType
+from msgspec import UNSET, Meta, Struct, UnsetType, field
 from numpy.typing import NDArray
 
 from ..engine.base import Backend
@@ -496,7 +496,7 @@ class SavedSelection(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """
 
     text: tuple[str, ...]
-    kept: tuple[str, ...]
+    kept_columns: tuple[str, ...] = field(name="kept")
     kept_types: str
     truth: str | None
     header: tuple[str, ...] | None

@@ -118,7 +118,7 @@ def _number_of_first(saved: SavedPlan) -> int:
     return next(number for number, file in enumerate(saved.files) if file.path == saved.first[0])
 
 
-def together(plans: Sequence[SavedPlan]) -> SavedPlan:
+def joined_plan(plans: Sequence[SavedPlan]) -> SavedPlan:
     """Join the plan of a job and the plans of its updates into one.
 
     Some numbers of groups belong to no plan, because an update was discarded, or were withdrawn by an update. The
@@ -176,8 +176,8 @@ def ranges_with(plan: SavedPlan, paths: Collection[str]) -> tuple[int, ...]:
 def files_of(saved: SavedPlan) -> list[tuple[ListedFile, ...]]:
     """Return the files of each range."""
     ends = list(accumulate(saved.groups))
-    together = [saved.files[end - count : end] for end, count in zip(ends, saved.groups, strict=True)]
-    return [files for files, parts in zip(together, parts_of_saved(saved), strict=True) for _ in range(parts)]
+    files_of_groups = [saved.files[end - count : end] for end, count in zip(ends, saved.groups, strict=True)]
+    return [files for files, parts in zip(files_of_groups, parts_of_saved(saved), strict=True) for _ in range(parts)]
 
 
 def _saved_parts(parts: Sequence[int]) -> tuple[int, ...] | UnsetType:
@@ -230,7 +230,9 @@ def resolved(saved: SavedPlan, asked: Selection) -> Selection:
         what = f"the plan is damaged: no types of columns ({error})"
         raise OutputError(f"{what}. Start again with --overwrite") from error
     rules = _rules(saved, asked)
-    return replace(asked, text=chosen.text, kept=chosen.kept, kept_types=tuple(types.types), rules=rules)
+    return replace(
+        asked, text=chosen.text, kept_columns=chosen.kept_columns, kept_types=tuple(types.types), rules=rules
+    )
 
 
 def _rules(saved: SavedPlan, asked: Selection) -> LabelRules:
@@ -258,11 +260,11 @@ def plan_again(saved: SavedPlan, files: Sequence[InputFile], asked: Selection) -
 
 
 def _saved(selection: Selection) -> SavedSelection:
-    types = pa.schema(list(zip(selection.kept, selection.kept_types, strict=False)))
+    types = pa.schema(list(zip(selection.kept_columns, selection.kept_types, strict=False)))
     numbers_from = selection.rules.numbers_from
     return SavedSelection(
         text=selection.text,
-        kept=selection.kept,
+        kept_columns=selection.kept_columns,
         kept_types=schema_hex(types),
         truth=selection.truth,
         header=selection.header,

@@ -284,10 +284,12 @@ def _made_from(store: Store, group: int, job: Fingerprint) -> tuple[str, Closing
 
 def _write_files(store: Store, closing: ClosingEntry, schema: pa.Schema, settings: Settings) -> Iterator[Sidecar]:
     """Write the sidecar of each file of a group that could be read, one after the other, and yield its record."""
+    # Read the rows of the group as they are needed, in the order of its files.
     ids = schema.names[2 : schema.names.index(settings.labelled[0].label)]
     about = _About(pa.schema([field for field in schema if field.name not in _POSITION]), settings.labelled, tuple(ids))
     pieces = (piece for entry in _entries(store, closing) for piece in _pieces(store, entry, schema, about))
     write, unread = _WRITE[settings.format], {path for path, _ in closing.unread}
+    # Write a sidecar for each file from the rows that have its path.
     coming = next(pieces, None)
     for path, rows in closing.files:
         if path in unread:

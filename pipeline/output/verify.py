@@ -76,6 +76,7 @@ def verify(
     100
 
     """
+    # Read what the folder should have: its plan, schema and totals.
     folder = OutputFolder(place_of(path, endpoint))
     manifest, totals = finished(folder)
     job = manifest.fingerprint.id
@@ -83,6 +84,7 @@ def verify(
     schema, given = folder.schema(manifest), manifest.fingerprint.settings.where
     where = None if given is None else Where(given)
     labelled = manifest.fingerprint.settings.labelled
+    # Check every entry and its files, and add up their figures.
     sums = Sums(plan)
     updates = [Sums(folder.plan_of(manifest, number)) for number in range(1, 1 + len(manifest.updates))]
     chunks: dict[str, Sources] = {}
@@ -102,15 +104,18 @@ def verify(
         else:
             chunks[entry.chunk] = entry.sources
             files.update(file.name for file in entry.files)
+    # Compare the entries with the files and with the plan.
     for name in (name for place in OF_CHUNKS for name in folder.store.files(place)):
         if name not in files:
             raise OutputError(f"{folder.path / name} belongs to no entry: {REPAIR}")
     for gap in gaps(chunks, closed, plan):
         raise OutputError(f"{gap.message}: {REPAIR}")
     check_sidecars(folder.store, manifest, groups_of(plan))
+    # Compare the sums with the totals of the job and of each update.
     _check_totals(folder, totals, sums.totals)
     for number, (update, counted) in enumerate(zip(manifest.updates, updates, strict=True), 1):
         _check_totals(folder, update.totals, counted.totals, number)
+    # Count the rows of the input again.
     if input:
         _recount(manifest, plan, closed.values(), root, endpoint)
     return totals
@@ -179,6 +184,7 @@ def _recount(
         See `verify`.
 
     """
+    # Find the files, and the rows that were labelled of each.
     if plan is None:
         raise UsageError("the rows of this job were in memory: there is no input that they can be compared with")
     settings = manifest.fingerprint.settings
@@ -186,6 +192,7 @@ def _recount(
     rows: Counter[str] = Counter()
     for path, count in (file for closing in closed for file in closing.files):
         rows[path] += count or 0
+    # Plan the files again without parts, and count the rows of each range.
     again = plan_files(files, selection_of(plan, settings), plan.chunk_rows, settings.limit)
     again = replace(again, parts=(1,) * len(again.sizes))
 

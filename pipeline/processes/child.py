@@ -216,6 +216,7 @@ class Child:
         stdout: int = subprocess.DEVNULL,
         stderr: int | None = subprocess.PIPE,
     ) -> None:
+        # Start the process with one end of a pair of sockets.
         self.connection, theirs = socket.socketpair()
         try:
             with theirs:
@@ -232,6 +233,7 @@ class Child:
         except BaseException:
             self.connection.close()
             raise
+        # Pass its stderr on in a thread, which keeps the last line.
         self._said = b""
         self._listening: threading.Thread | None = None
         if self.process.stderr is not None:

@@ -173,6 +173,7 @@ def in_background(context: AbstractContextManager[_T], head_start: float) -> Ite
         begin.set()
         return entered.result()
 
+    # Run the block. If it fails, end the context with its error.
     threading.Thread(target=hold, name="broadsheet-start", daemon=True).start()
     try:
         yield value
@@ -184,5 +185,6 @@ def in_background(context: AbstractContextManager[_T], head_start: float) -> Ite
         if raised is None or raised is error:
             raise
         raise raised from raised.__cause__  # the context's error replaces that of the block
+    # End the context, and wait until the thread has left it.
     ended.set_result(None)
     left.result()

@@ -201,8 +201,8 @@ def break_down(
     for place in places:
         chunks = {s.chunk for s in of_place[place.where] if s.lane == "write"}
         shares = _shares(of_device[_device_of(place)], elsewhere, begin + timeline.began, end + timeline.began)
-        done = sum(timeline.rows[chunk] for chunk in chunks), len(chunks)
-        devices.append(DeviceTimes(place.host, place.device, place.where, *done, moments[place.where], shares))
+        counts = sum(timeline.rows[chunk] for chunk in chunks), len(chunks)
+        devices.append(DeviceTimes(place.host, place.device, place.where, *counts, moments[place.where], shares))
 
     # Name the cause that took the most time. In a short job that is the start.
     whole = sum(timeline.rows.values()) < _WHOLE * chunk_rows * sum(device.chunks for device in devices)

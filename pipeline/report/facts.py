@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from ..errors import counted, first_of
-from ..labelling.counts import kept
+from ..labelling.counts import rows_above
 from ..measures.accuracy import Confusion
 from ..measures.examples import Shown
 from ..measures.intervals import Interval, wilson
@@ -56,11 +56,11 @@ class Growth:
     put_off: int = 0
 
     def __str__(self) -> str:
-        done = [counted(self.new, "new file")] if self.new else []
-        done += [f"{count:,} {what}" for count, what in ((self.again, "changed"), (self.removed, "removed")) if count]
-        if (self.later or self.put_off) and not done:
+        parts = [counted(self.new, "new file")] if self.new else []
+        parts += [f"{count:,} {what}" for count, what in ((self.again, "changed"), (self.removed, "removed")) if count]
+        if (self.later or self.put_off) and not parts:
             return ""
-        return f"{', '.join(done) or 'nothing new'}; {counted(self.before, 'file')} labelled before"
+        return f"{', '.join(parts) or 'nothing new'}; {counted(self.before, 'file')} labelled before"
 
     @property
     def lines(self) -> list[str]:
@@ -206,7 +206,7 @@ class ModelFigures:
         """For each of `counts.THRESHOLDS`, the number of right labels and of all labels with a truth that reach it."""
         if not self.right:
             return []
-        right, wrong = (kept(self.right[name]) for name in ("right", "wrong"))
+        right, wrong = (rows_above(self.right[name]) for name in ("right", "wrong"))
         return [(r, r + w) for r, w in zip(right, wrong, strict=True)]
 
 

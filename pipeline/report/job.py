@@ -13,7 +13,7 @@ import msgspec
 import pyarrow as pa
 
 from ..errors import counted, first_of, in_python
-from ..labelling.counts import LENGTHS, THRESHOLDS, kept
+from ..labelling.counts import LENGTHS, THRESHOLDS, rows_above
 from ..measures.accuracy import Confusion
 from ..telemetry.read_by import BY_GPU, BY_HOST
 from .breakdown import Breakdown, break_down
@@ -79,9 +79,9 @@ class JobReport:
 
         The folder is kept if it says why some rows are not in the file.
         """
-        keep = bool(self.rows_quarantined or self.tally.problems or self.exit_code)
-        self.results.write(file, keep)
-        if keep:
+        keep_folder = bool(self.rows_quarantined or self.tally.problems or self.exit_code)
+        self.results.write(file, keep_folder)
+        if keep_folder:
             self.run.remarks.append(f"what is not in {file.place}, and why, is in the folder {file.folder}")
         return replace(self, job=replace(self.job, output=str(file.place), repair_flags="--overwrite"))
 
@@ -281,10 +281,12 @@ class JobReport:
 
         """
         job, tally, run = self.job, self.tally, self.run
+        # Take the totals without the figures that other keys have.
         totals: dict[str, Any] = msgspec.to_builtins(tally.totals)
         del totals["confusion"]  # `truth` has it
         for name in ("others", "scores", "right", "learned"):  # `models` has them
             totals.pop(name, None)
+        # Add the figures of this run, and those of each model.
         return totals | {
             "model": job.model,
             "backend": job.backend,
@@ -316,7 +318,9 @@ class JobReport:
                 {
                     "model": model.name,
                     "labels": dict(model.labels),
-                    "kept": dict(zip(map(str, THRESHOLDS), kept(model.bins), strict=True)) if model.bins else None,
+                    "kept": dict(zip(map(str, THRESHOLDS), rows_above(model.bins), strict=True))
+                    if model.bins
+                    else None,
                     "accuracy_kept": _by_threshold(model.accuracy_kept),
                     "accuracy_kept_intervals": _by_threshold(model.intervals_kept),
                     "truth": None if model.confusion is None else _truth(model.confusion),

@@ -21,7 +21,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from ..errors import UsageError, printable
-from ..labelling.counts import LENGTHS, SCORES, THRESHOLDS, kept
+from ..labelling.counts import LENGTHS, SCORES, THRESHOLDS, rows_above
 from ..measures.accuracy import Confusion
 from ..measures.examples import Sample
 from ..output.look import QUANTILES, Facts, shown
@@ -106,8 +106,13 @@ def page(report: JobReport) -> str:
 
 def _environment() -> Environment:
     """Return the environment of the templates. It escapes all text and every control character from the input."""
-    how: dict[str, Any] = {"autoescape": True, "finalize": _finalize, "undefined": StrictUndefined, "trim_blocks": True}
-    environment = Environment(loader=PackageLoader("broadsheet.pipeline", "report"), **how)
+    options: dict[str, Any] = {
+        "autoescape": True,
+        "finalize": _finalize,
+        "undefined": StrictUndefined,
+        "trim_blocks": True,
+    }
+    environment = Environment(loader=PackageLoader("broadsheet.pipeline", "report"), **options)
     environment.filters |= {"figure": figure, "time": time_text, "moment": moment_text}
     environment.filters |= {"ratio": ratio_text, "interval": interval_text}
     return environment
@@ -123,6 +128,7 @@ def _content(report: JobReport) -> dict[str, Any]:
     ran = bool(breakdown.devices)
     gpu = ran and breakdown.devices[0].device.startswith("cuda")
     profile = report.run.profile
+    # The template leaves out the section of a figure that is None or empty.
     return {
         "report": report,
         "breakdown": breakdown,
@@ -153,8 +159,8 @@ def _content(report: JobReport) -> dict[str, Any]:
 
 def _labels(report: JobReport) -> list[Bar]:
     shown = report.tally.labels.most_common(_MOST_CLASSES)
-    most = max((rows for _, rows in shown), default=1)
-    return [Bar(name, f"{n:,}", f"{n / max(report.rows_written, 1):.1%}", n / most) for name, n in shown]
+    most_rows = max((rows for _, rows in shown), default=1)
+    return [Bar(name, f"{n:,}", f"{n / max(report.rows_written, 1):.1%}", n / most_rows) for name, n in shown]
 
 
 def _histogram(bins: Sequence[int]) -> list[Bar]:
@@ -188,9 +194,9 @@ def _matrix(confusion: Confusion | None) -> list[tuple[str, list[tuple[int, floa
 def _bars(names: Sequence[str], rows: Sequence[int]) -> list[Bar]:
     """Return a histogram, from the first to the last bin that has rows."""
     occur = [i for i, n in enumerate(rows) if n]
-    most, total = max(rows, default=0), sum(rows)
+    most_rows, total = max(rows, default=0), sum(rows)
     return [
-        Bar(names[i], f"{rows[i]:,}", f"{rows[i] / total:.1%}", rows[i] / most)
+        Bar(names[i], f"{rows[i]:,}", f"{rows[i] / total:.1%}", rows[i] / most_rows)
         for i in range(occur[0] if occur else 0, occur[-1] + 1 if occur else 0)
     ]
 
@@ -202,8 +208,8 @@ def _kept(model: ModelFigures) -> tuple[list[str], list[tuple[float, int, list[f
     """
     labels = [name for name, _ in model.labels.most_common(_MOST_KEPT)]
     counts = [model.bins, *((model.scores or {})[name] for name in labels)]
-    shares = [[n / sum(bins) for n in kept(bins)] for bins in counts]
-    return labels, list(zip(THRESHOLDS, kept(model.bins), map(list, zip(*shares, strict=True)), strict=True))
+    shares = [[n / sum(bins) for n in rows_above(bins)] for bins in counts]
+    return labels, list(zip(THRESHOLDS, rows_above(model.bins), map(list, zip(*shares, strict=True)), strict=True))
 
 
 def _picture(draw: Callable[[float], Figure]) -> dict[str, str]:

@@ -37,16 +37,19 @@ class Phases:
         self._began = 0.0
         self._recent: deque[tuple[float, int]] = deque()
 
-    def __call__(self, phase: str, done: int, most: int | None = None, unit: str = "rows", shown: str = "") -> None:
+    def __call__(
+        self, phase: str, finished: int, total: int | None = None, unit: str = "rows", shown: str = ""
+    ) -> None:
         """Show how far a phase is.
 
         Parameters
         ----------
         phase : str
-            The name of the phase. A new name ends the phase before it. A phase also ends when `done` equals `most`.
-        done : int
+            The name of the phase. A new name ends the phase before it. A phase also ends when `finished` equals
+            `total`.
+        finished : int
             How many units are finished.
-        most : int, optional
+        total : int, optional
             How many units there are; None if it is unknown.
         unit : str
             The unit that is counted.
@@ -59,16 +62,16 @@ class Phases:
             self.stop()
             self._phase, self._began = phase, now
             self._recent = deque([(now, 0)])
-        self._recent.append((now, done))
+        self._recent.append((now, finished))
         while len(self._recent) > 2 and self._recent[1][0] <= now - _SECONDS_OF_RATE:
             self._recent.popleft()
-        if done == most:
+        if finished == total:
             self.stop()
             return
         if now - self._began < _SECONDS_BEFORE_BAR:
             return
-        told = progress_text(self._recent, most, unit)
-        share = min(done / most, 1.0) if most else 0.0
+        told = progress_text(self._recent, total, unit)
+        share = min(finished / total, 1.0) if total else 0.0
         self._bar.start(shown or phase, told, 1.0)
         self._bar.show(shown or phase, share, told, f"{shown or phase}: {told}")
 
@@ -82,19 +85,19 @@ class Phases:
         self._phase = None
 
 
-def progress_text(recent: deque[tuple[float, int]], most: int | None, unit: str) -> str:
+def progress_text(recent: deque[tuple[float, int]], total: int | None, unit: str) -> str:
     """Return how much is finished, how fast, and how long the rest takes.
 
-    recent: pairs of a time and the number of units that were finished by then. most: how many units there are; None if
+    recent: pairs of a time and the number of units that were finished by then. total: how many units there are; None if
     it is unknown.
 
     >>> progress_text(deque([(0.0, 0), (10.0, 2000)]), 5000, "rows")
     '2,000 of 5,000 rows, 200/s, 0:00:15 left'
     """
-    (began, before), (now, done) = recent[0], recent[-1]
-    text = f"{done:,} {unit}" if most is None else f"{done:,} of {most:,} {unit}"
-    if now <= began or done <= before:
+    (began, before), (now, finished) = recent[0], recent[-1]
+    text = f"{finished:,} {unit}" if total is None else f"{finished:,} of {total:,} {unit}"
+    if now <= began or finished <= before:
         return text
-    rate = (done - before) / (now - began)
+    rate = (finished - before) / (now - began)
     text += f", {rate:,.0f}/s" if rate >= 10 else f", {rate:.2g}/s"
-    return text if most is None else f"{text}, {timedelta(seconds=round(max(most - done, 0) / rate))} left"
+    return text if total is None else f"{text}, {timedelta(seconds=round(max(total - finished, 0) / rate))} left"

@@ -95,11 +95,11 @@ def throughput(job: Timeline, breakdown: Breakdown, mean: float, width: float) -
     begin, end = _window(breakdown)
     infers = [s for s in job.spans if s.lane == "infer"]
     edges = np.linspace(begin, end, 1 + int(np.clip(len(infers), 8, 120)))
-    done = np.zeros(len(edges))
+    finished_rows = np.zeros(len(edges))
     for span in infers:
         share = (edges + job.began - span.start) / max(span.seconds, 1e-9)
-        done += job.rows[span.chunk] * share.clip(0, 1)
-    rate = np.diff(done) / np.diff(edges)
+        finished_rows += job.rows[span.chunk] * share.clip(0, 1)
+    rate = np.diff(finished_rows) / np.diff(edges)
     with mpl.rc_context(_STYLE):
         drawn = Figure(figsize=(width, 2.2), layout="constrained")
         axes = drawn.add_subplot(xlabel="seconds since the start", ylabel="articles a second")

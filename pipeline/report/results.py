@@ -130,7 +130,7 @@ class Results:
 
     def _refuse_other_texts(self, frame: Any) -> None:
         """Raise UsageError if a frame has other texts than those that were classified, or in another order."""
-        asked = replace(self._selection, kept=(), kept_types=(), truth=None)
+        asked = replace(self._selection, kept_columns=(), kept_types=(), truth=None)
         names = [str(name) for name in _names(frame)]  # Arrow has strings as names
         # The texts of a list have no name, so they may be in any column.
         is_named = all(may_hold(names, [name]) for name in asked.text)
@@ -169,9 +169,9 @@ class Results:
                 break
         return rows
 
-    def each_quarantined(self, most: int) -> Iterator[tuple[str, str]]:
-        """Yield the file and the reason of each quarantined row, up to a limit. most: the limit of rows."""
-        left = most
+    def each_quarantined(self, limit: int) -> Iterator[tuple[str, str]]:
+        """Yield the file and the reason of each quarantined row, for at most `limit` rows."""
+        left = limit
         for table in self._quarantined():
             part = table.slice(0, left)
             yield from zip(part.column("file").to_pylist(), part.column("reason").to_pylist(), strict=True)

@@ -308,8 +308,8 @@ class OfReason(NamedTuple):
         """A note about the other rows: how many there are, and in which files most are. Empty for a single row."""
         if self.rows == 1:
             return ""
-        most = [f"{rows:,} in {path}" for path, rows in self.files.most_common()]
-        return f" (and {self.rows - 1:,} more{f': {first_of(most)}' if len(most) > 1 else ''})"
+        rows_by_file = [f"{rows:,} in {path}" for path, rows in self.files.most_common()]
+        return f" (and {self.rows - 1:,} more{f': {first_of(rows_by_file)}' if len(rows_by_file) > 1 else ''})"
 
 
 def without_numbers(reason: str) -> str:

@@ -216,8 +216,8 @@ class Reach:
         of_row = self._ended_bytes / self._ended_rows if self._ended_rows else 0.0
         rows = self._open_rows - sum(self._rows[group] for group in self._stored)
         computing = sum(self._bytes_of_row(_group_of(chunk), of_row) * rows for chunk, rows in self._computing.items())
-        done = self._done_bytes + sum(self._stored.values()) + of_row * rows
-        return min(round(done + computing), self.bytes_known)
+        finished = self._done_bytes + sum(self._stored.values()) + of_row * rows
+        return min(round(finished + computing), self.bytes_known)
 
     def _bytes_of_row(self, group: int, otherwise: float) -> float:
         """Return the stored bytes of a row in a group that is being read, by the rows of it that are committed.

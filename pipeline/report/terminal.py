@@ -124,8 +124,8 @@ class TerminalProgress(Progress):
         self._show_link(time.monotonic() - self._job_began + (left or 0.0))
         pace = f"{self._pace.rows_per_second:,.0f}/s"
         pace += "" if left is None else f", {timedelta(seconds=round(left))} left"
-        done = _done(reach)
-        self._bar.show("articles", reach.share, f"{done} {pace}", f"{done} articles done, {pace}")
+        finished = _done(reach)
+        self._bar.show("articles", reach.share, f"{finished} {pace}", f"{finished} articles done, {pace}")
 
     wait = advance
 

@@ -77,7 +77,7 @@ class Before(Protocol):
     """What earlier runs of a job did."""
 
     @property
-    def done(self) -> Container[str]:
+    def committed(self) -> Container[str]:
         """The names of chunks that are committed, and of ranges that need not be read again."""
 
     def start_after(self, number: int, start: Start | None) -> Start | None:
@@ -96,7 +96,7 @@ class Before(Protocol):
 class NothingBefore:
     """The state before the first run of a job."""
 
-    done: Container[str] = ()
+    committed: Container[str] = ()
 
     def start_after(self, number: int, start: Start | None) -> Start | None:
         return None
@@ -312,12 +312,14 @@ def open_input(
 
     """
     refuse_unfit(given, selection)
+    # Files have a plan, which may be saved.
     if isinstance(given, Files):
         if saved is not None:
             return planned_files(saved)
         plan = plan_files(given.found, selection, chunk_rows, limit, whole=given.whole, cut=cut)
         unread = tuple((path, None) for path, _ in given.problems)
         return planned_files(replace(plan, problems=given.problems, unread=unread, left_out=given.left_out))
+    # Other inputs have none: their rows are cut into chunks as they are read.
     if isinstance(given, DaskFrame):
         selection = dask_selection(given.frame, selection)
         return JobInput(selection, partial(_partitions, given.frame, selection, limit))
@@ -358,7 +360,7 @@ def planned_files(plan: Plan) -> JobInput:
         for part in plan.ranges:
             # Later parts of the same file are read again, and their committed chunks only counted, because row
             # numbers pass through them.
-            is_done = range_name(part.number) in before.done and part.files is not reread_files
+            is_done = range_name(part.number) in before.committed and part.files is not reread_files
             if not is_done and (part.files or not plan.files):
                 left.append(replace(part, start=start if part.part else None))
                 reread_files = part.files
@@ -373,7 +375,7 @@ def _in_memory(chunks: Iterable[Chunk], path: str, before: Before, ended: Ended 
     row = count = 0
     try:
         for chunk in chunks:
-            if (name := part_name(0, count)) not in before.done:
+            if (name := part_name(0, count)) not in before.committed:
                 sources = (RowRange(path, row, chunk.rows_read),)
                 yield Range(0, chunk=count, content=replace(chunk, name=name, sources=sources))
             row, count = row + chunk.rows_read, count + 1
@@ -410,7 +412,7 @@ def _partitions(
             rows = frame.partitions[number].shape[0].compute()
             partition, limit = partition.iloc[:limit] if rows > limit else partition, limit - rows
         name, count = part_name(0, number), number + 1
-        if name not in before.done:
+        if name not in before.committed:
             yield Range(0, chunk=number, content=delayed(partition_chunk)(partition, number, name, selection))
         if limit is not None and limit <= 0:
             break

@@ -178,7 +178,7 @@ def class_numbers_from(
     if selection.rules.numbers_from is not None or has_numbers(selection.classes):
         return selection.rules.numbers_from
     labels_alone = replace(
-        selection, kept=(column,), labels=(column,), truth=None, keep_all=False, reads=1, preparations=()
+        selection, kept_columns=(column,), labels=(column,), truth=None, keep_all=False, reads=1, preparations=()
     )
     rows = _some_rows(given, labels_alone)
     if rows is None:

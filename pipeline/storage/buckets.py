@@ -422,6 +422,7 @@ def objects_below(
         If the bucket cannot be listed.
 
     """
+    # After an error, a new list begins after the last object.
     client, last, pages = bucket_client(bucket, endpoint), None, None
 
     def page() -> Any:

@@ -117,17 +117,17 @@ def write_file(path: Named, data: Content) -> None:
             os.replace(written, target)
         sync_folder(target.parent)
     except OSError as error:
-        kept = ". What it held is unchanged" if target.is_file() else ""
+        unchanged = ". What it held is unchanged" if target.is_file() else ""
         remedy = why_not("written", path, error, len(data))
-        raise OutputError(f"{remedy}, or name a file elsewhere{kept}") from error
+        raise OutputError(f"{remedy}, or name a file elsewhere{unchanged}") from error
 
 
-def why_not(done: str, path: Named, error: OSError | ValueError, size: int | None = None) -> str:
+def why_not(action: str, path: Named, error: OSError | ValueError, size: int | None = None) -> str:
     """Return why a file or a folder could not be written or read, and what helps. More text may follow the sentence.
 
-    done: the past participle of the action, such as "written". size: the size of the file in bytes, if it matters.
+    action: the past participle of the action, such as "written". size: the size of the file in bytes, if it matters.
     """
-    message = f"{path}{'' if size is None else f' ({size:,} bytes)'} cannot be {done}: {cause(error)}"
+    message = f"{path}{'' if size is None else f' ({size:,} bytes)'} cannot be {action}: {cause(error)}"
     number = error.errno if isinstance(error, OSError) else errno.ENAMETOOLONG
     if number in (errno.ENOSPC, errno.EDQUOT):
         with suppress(OSError):

@@ -323,7 +323,7 @@ def fit_head(
     texts, learned = text.rows(rows), answers.rows(fit)
     folds = folds_of(learned.labels, texts.numbered()[: len(fit)])
     vectors = vectors_of(
-        encoder, *texts, done=lambda rows_done: tell(RowsDone("vectors of texts", rows_done, len(rows)))
+        encoder, *texts, tell=lambda rows_done: tell(RowsDone("vectors of texts", rows_done, len(rows)))
     )
     (_, weights, bias), chosen = on_vectors(vectors, learned, folds, tell)
     judged = [np.arange(len(fit), len(rows))] if len(held) else folds

@@ -268,7 +268,7 @@ class ArticleReader:
         """Raise the UsageError for options that name nothing to learn. Its message lists the columns of the source."""
         options = (self.reading, self.alphabet, self.length)
         given, selection = chosen_input(source, self.text_columns, *options, keep_all=True)
-        columns = ", ".join(open_input(given, selection, _CHUNK_ROWS).selection.kept)
+        columns = ", ".join(open_input(given, selection, _CHUNK_ROWS).selection.kept_columns)
         raise UsageError(f"there is nothing to learn: --label-column names the column with the classes, of {columns}")
 
     def articles(
@@ -317,7 +317,7 @@ class ArticleReader:
         ids_of_rows = () if self.id_column is None else (self.id_column,)
         copied = tuple(dict.fromkeys((*columns, *ids_of_rows)))
         given, selection = chosen_input(
-            source, self.text_columns, *options, kept=copied, labels=labels, reads=MOST_READ
+            source, self.text_columns, *options, kept_columns=copied, labels=labels, reads=MOST_READ
         )
         # Read chunk by chunk, and leave out rows without text or label.
         ids, texts, places, others = [], [], [], []

@@ -58,7 +58,7 @@ class ProcessGroup:
             dist.all_reduce(value)
         return value
 
-    def most(self, values: Tensor) -> Tensor:
+    def maximum(self, values: Tensor) -> Tensor:
         """Return the largest value over all processes, for each value."""
         if self.size > 1:
             dist.all_reduce(values, dist.ReduceOp.MAX)

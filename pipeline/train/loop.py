@@ -197,7 +197,7 @@ class TrainingRun:
         """
         ids = augment(self._train.ids[rows.flatten()], self._alphabet, self.recipe)
         groups = self.network.groups(ids).view(len(rows), -1).sum(1)
-        *counts, stopped = self._group.most(torch.cat([groups, groups.new_full((1,), stop)])).tolist()
+        *counts, stopped = self._group.maximum(torch.cat([groups, groups.new_full((1,), stop)])).tolist()
         if self._cuda:
             counts = [rounded(count) for count in counts]
         return ids.view(*rows.shape, -1), self._train.targets[rows], counts, bool(stopped)

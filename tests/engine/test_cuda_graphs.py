@@ -43,7 +43,7 @@ def graphs(engine: Engine) -> int:
 def test_a_graph_gives_the_bits_of_single_launches(engine: Engine) -> None:
     """Of every size, among poisoned buffers, again with other texts, and after a batch that is launched otherwise."""
     articles = [text for text in texts_of_every_kind(3) if len(text) <= head_bytes(engine.model.length)]
-    rng, most = np.random.default_rng(3), engine.small.most
+    rng, most = np.random.default_rng(3), engine.small.most_texts
     before = graphs(engine)
     for turn in range(2):
         for count in (1, 2, 3, 8, 31, most):
@@ -85,7 +85,7 @@ def test_a_long_article_and_a_larger_batch_take_no_graph(engine: Engine) -> None
     before = graphs(engine)
     longest = head_bytes(engine.model.length)
     found = engine.classify(Texts.of([b"a" * (longest + 1)]))
-    engine.classify(Texts.of(random_texts(5, engine.small.most + 1)))
+    engine.classify(Texts.of(random_texts(5, engine.small.most_texts + 1)))
     assert graphs(engine) == before
     assert found.n_chars[0] == longest + 1
     assert engine.classify(Texts.of([b"a" * longest])).n_chars[0] == longest

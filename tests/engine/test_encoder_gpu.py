@@ -95,7 +95,7 @@ def test_tokens_are_those_of_numpy(tokens: tuple[Encoder, Any], drawn_texts: lis
     texts = given_texts([*drawn_texts, "".join(drawn_texts), in_parts])
     want = encoder.tokens_of(texts.data, texts.offsets)
     found = device.tokens(texts.data, texts.offsets)
-    found.done.synchronize()
+    found.counts_ready.synchronize()
     ids, rooms = found.ids.get().tolist(), found.rooms.get().tolist()
     own = [ids[at : at + count] for at, count in zip(rooms, found.counts.tolist(), strict=True)]
     assert own == [want.ids[a:b].tolist() for a, b in pairwise(want.ends.tolist())]

@@ -234,7 +234,7 @@ def test_what_is_amiss_with_files_is_counted_once_however_often_the_job_runs(
 # Groups of files: what is read of them together is what each file gives by itself.
 
 
-SELECTION = Selection(kept=("id",), reads=40)
+SELECTION = Selection(kept_columns=("id",), reads=40)
 WORDS = st.text("abcé \"',", max_size=60)
 KINDS = ("jsonl", "jsonl.gz", "csv", "parquet", "txt")
 

@@ -228,7 +228,7 @@ def end(number: int, rows: int, begin: int, after: int) -> RangeEnd:
 def test_a_start_is_known_once_all_parts_before_have_been_read_from_where_they_begin(guess: int) -> None:
     starts = Starts()
     for number in range(4):
-        starts.begun(Range(5 + number, (), None, None, number, 4))
+        starts.with_start(Range(5 + number, (), None, None, number, 4))
     assert starts.read(end(7, 30, 200, 300)) == {}
     assert starts.read(end(6, 20, guess, 200)) == {}  # it begins at 100
     assert starts.read(end(5, 10, 0, 100)) == {6: Start(10, 100)}
@@ -241,19 +241,19 @@ def test_a_start_is_known_once_all_parts_before_have_been_read_from_where_they_b
 def test_a_count_from_elsewhere_than_a_part_begins_is_known_for_wrong(guess: int) -> None:
     """So that it is made again: the parts after it would wait for it."""
     starts = Starts()
-    parts = [starts.begun(Range(number, (), None, None, number, 3)) for number in range(3)]
+    parts = [starts.with_start(Range(number, (), None, None, number, 3)) for number in range(3)]
     starts.read(end(1, 20, guess, 200))
     assert not starts.is_misread(parts[1])
     assert starts.read(end(0, 10, 0, 100)) == {1: Start(10, 100)}
     assert starts.is_misread(parts[1])
-    assert starts.begun(parts[1]).start == Start(10, 100)
+    assert starts.with_start(parts[1]).start == Start(10, 100)
     starts.read(end(1, 19, 100, 200))
     assert not starts.is_misread(parts[1])
 
 
 def test_those_after_a_part_that_cannot_be_read_are_given_the_reason() -> None:
     starts = Starts()
-    parts = [starts.begun(Range(number, (), None, None, number, 3)) for number in range(3)]
+    parts = [starts.with_start(Range(number, (), None, None, number, 3)) for number in range(3)]
     (told,) = starts.fail(parts[0], "gone").values()
     assert told == "its rows have no numbers: what is before it was not read (gone)"
     assert starts.read(end(1, 20, 100, 200)) == {1: told}

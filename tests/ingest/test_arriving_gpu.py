@@ -103,7 +103,7 @@ def test_texts_on_the_gpu_are_those_of_the_host(readers: Readers, form: str, tmp
     path = written(tmp_path, form, 4000)
     kept = ("url",) if form == "wet.gz" else ("id", "text")
     for chunk_rows, reads in ((300, 0), (4000, 90)):
-        plan = plan_files(found([path]), Selection(kept=kept, reads=reads), chunk_rows)
+        plan = plan_files(found([path]), Selection(kept_columns=kept, reads=reads), chunk_rows)
         for part in plan.ranges:
             given = (part, plan.selection, chunk_rows, never)
             came = [*readers.read_range(*given, [], room, partial(place_on_gpu, lambda slot: None))]

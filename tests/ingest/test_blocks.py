@@ -30,7 +30,7 @@ from broadsheet.pipeline.source.read.ring import RawBlock
 from broadsheet.pipeline.source.rows.chunk import Selection
 from broadsheet.pipeline.telemetry.read_by import BY_GPU, BY_HOST, MANY_ODD, ODD, OUTSIDE_BLOCKS
 
-SELECTION = Selection(kept=("id",), truth="label", classes=("a",))
+SELECTION = Selection(kept_columns=("id",), truth="label", classes=("a",))
 SUFFIXES = [".jsonl", ".csv", ".tsv", ".txt", ".jsonl.gz", ".csv.gz"]
 
 
@@ -332,6 +332,6 @@ def test_which_files_a_gpu_reads() -> None:
     assert not can_read(replace(csv, escape="\\"), SELECTION)
     assert not can_read(replace(csv, encoding="latin-1"), SELECTION)
     assert can_read(csv, replace(SELECTION, text=("text", "id")))
-    assert not can_read(csv, replace(SELECTION, kept=tuple(f"{i}" for i in range(40))))
+    assert not can_read(csv, replace(SELECTION, kept_columns=tuple(f"{i}" for i in range(40))))
     assert not can_read(text, Selection(text=("id",)))
     assert not can_read(text, Selection(text=("text", "id")))

@@ -126,7 +126,7 @@ def test_quotes_are_what_they_are_to_the_host(
     (tmp_path / "place=here").mkdir()
     path = tmp_path / "place=here" / "a.csv"
     path.write_text("id,text,label\n" + '2,"good,\n""row""",a\r\n' * 9000 + row + "3,good,a\n" * 9000)
-    selection = Selection(kept=("id", "place"), truth="label", classes=("a",))
+    selection = Selection(kept_columns=("id", "place"), truth="label", classes=("a",))
     open_blocks, refused = opened
     compare(readers, open_blocks, [path], selection, 700)
     assert any(refused) == is_refused
@@ -151,7 +151,9 @@ def test_a_chunk_may_begin_with_rows_of_the_host(
         is_csv = path.suffix == ".csv"
         row = '1,"some text",a\n' if is_csv else '{"id": 1, "text": "some text", "label": "a"}\n'
         path.write_text("id,text,label\n" * is_csv + (row * 700).rstrip("\n"))
-    compare(readers, opened[0], paths, Selection(kept=("id", "place"), truth="label", classes=("a",)), chunk_rows)
+    compare(
+        readers, opened[0], paths, Selection(kept_columns=("id", "place"), truth="label", classes=("a",)), chunk_rows
+    )
 
 
 def test_where_memory_cannot_be_page_locked_it_is_used_all_the_same_and_said_once(readers: Readers) -> None:

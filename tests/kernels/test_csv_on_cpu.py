@@ -27,7 +27,7 @@ pytestmark = pytest.mark.skipif(COMPILER is None, reason="no C++ compiler is her
 
 SPAN = 64
 COLUMNS = ("id", "x", "text", "x", "label")
-SELECTION = Selection(kept=("label", "id", "missing"))
+SELECTION = Selection(kept_columns=("label", "id", "missing"))
 
 
 class Dialect(ctypes.Structure):
@@ -142,7 +142,7 @@ def check(library: ctypes.CDLL, form: RecordFormat, data: bytes, selection: Sele
         text, *others = values
         assert text is not None
         kept = dict(zip(selection.columns[len(selection.text) :], others, strict=True))
-        rows = {"file": "f", **{name: kept[name] for name in selection.kept}}
+        rows = {"file": "f", **{name: kept[name] for name in selection.kept_columns}}
         assert about == (text.encode(), characters if selection.reads else None, rows), data
         assert characters >= len(text)
     return len(expected), len(odd)
@@ -215,7 +215,9 @@ def test_what_the_kernels_read_the_host_reads_too(
     library: ctypes.CDLL, dialect: tuple[str, str], reads: int, text: tuple[str, ...]
 ) -> None:
     chance, form = random.Random(f"{dialect} {reads} {text}"), csv(*dialect)
-    selection = Selection(text, kept=tuple(name for name in SELECTION.kept if name not in text), reads=reads)
+    selection = Selection(
+        text, kept_columns=tuple(name for name in SELECTION.kept_columns if name not in text), reads=reads
+    )
     blocks = [check(library, form, drawn_block(chance, form), selection) for _ in range(examples(300))]
     read = [block for block in blocks if block is not None]
     assert len(read) > len(blocks) / 3
@@ -267,7 +269,7 @@ def test_a_record_that_is_too_long_is_left_to_the_host(library: ctypes.CDLL) -> 
 @pytest.mark.parametrize("reads", [0, 7])
 def test_lines_of_plain_text_are_texts_blank_ones_too(library: ctypes.CDLL, reads: int) -> None:
     chance = random.Random(reads)
-    selection = Selection(kept=("id",), reads=reads)
+    selection = Selection(kept_columns=("id",), reads=reads)
     lines = ["", " ", "\r", 'a "quoted", text', "é" * 40, "\ufeff", "𝄞\x00", "x" * 100]
     data = "".join(chance.choice(lines) + chance.choice(["\n", "\r\n"]) for _ in range(500)).encode()
     assert check(library, Text(), data, selection) == (500, 0)

@@ -139,7 +139,7 @@ def drawn_line(chance: random.Random) -> bytes:
 def test_what_the_kernels_read_the_host_reads_too(library: ctypes.CDLL, keep_all: bool, reads: int) -> None:
     chance = random.Random(f"{keep_all} {reads}")
     kept = ("id", "a.b", "x") if keep_all else ("id", "a.b")
-    selection = Selection(kept=kept, truth="label", keep_all=keep_all, reads=reads)
+    selection = Selection(kept_columns=kept, truth="label", keep_all=keep_all, reads=reads)
     lines = [drawn_line(chance) for _ in range(examples(4000))]
     assert check(library, lines, selection) > len(lines) / 5
 
@@ -152,10 +152,10 @@ def test_lines_that_people_write_are_not_left_to_the_host(library: ctypes.CDLL) 
     lines = [json.dumps(row, ensure_ascii=i % 2 == 0).encode() for i, row in enumerate(rows)]
     lines += [b' { "id" : -1.50e3 , "text" : "" }\r', b'{"text": "first", "text": "last", "id": true}']
     lines += [b'{"id": null, "text": "\\/ \\b\\f\\n\\r\\t"}', b'{"text": "' + b"\\\\" * 50 + b'"}']
-    assert check(library, lines, Selection(kept=("id",))) == len(lines)
+    assert check(library, lines, Selection(kept_columns=("id",))) == len(lines)
     nested = [b'{"text": "a", "m": {"u": {"v": "deep"}}}', b'{"m": {"u": 1}, "text": "b"}', b'{"text": "c", "m": [1]}']
     nested += [b'{"text": "d", "m": {"u": {"v": 1}}, "m": {"u": {}}}', b'{"text": "e", "m": {"u": {"v": null}}}']
-    assert check(library, nested, Selection(kept=("m.u.v",))) == len(nested)
+    assert check(library, nested, Selection(kept_columns=("m.u.v",))) == len(nested)
 
 
 def nested(chance: random.Random, keys: Sequence[str], depth: int = 0) -> str:
@@ -184,7 +184,7 @@ def test_objects_and_arrays_are_written_as_the_host_writes_them(library: ctypes.
     values += [nested(chance, ("a", "b", "id", "a.b", "é", "k" * 40)) for _ in range(3000)]
     values += [f"[{','.join(map(str, range(1000)))}]", "[" * 30 + "]" * 30]
     lines = [f'{{"text": "a", "m": {value}, "id": 1}}'.encode() for value in values]
-    assert check(library, lines, Selection(kept=("m", "id"))) == len(lines)
+    assert check(library, lines, Selection(kept_columns=("m", "id"))) == len(lines)
 
 
 @pytest.mark.parametrize(
@@ -205,7 +205,7 @@ def test_a_key_that_occurs_twice_in_an_object_is_left_to_the_host(
     library: ctypes.CDLL, value: str, is_read: bool
 ) -> None:
     """But not where another value of the line follows it, in its place."""
-    selection = Selection(kept=("m",))
+    selection = Selection(kept_columns=("m",))
     assert check(library, [f'{{"text": "a", "m": {value}}}'.encode()], selection) == is_read
     assert check(library, [f'{{"text": "a", "m": {{"a": 1}}, "m": {value}}}'.encode()], selection) == is_read
     assert check(library, [f'{{"text": "a", "x": {value}, "m": {{"a": 1, "b": [2]}}}}'.encode()], selection) == 1
@@ -224,7 +224,7 @@ def test_a_key_that_occurs_twice_in_an_object_is_left_to_the_host(
 )  # fmt: skip
 def test_what_is_not_plain_is_left_to_the_host(library: ctypes.CDLL, line: bytes) -> None:
     beside = b'{"text": "before and after", "id": 1}'
-    reads = on_cpu(library, [beside, line, beside], Selection(kept=("id",)))
+    reads = on_cpu(library, [beside, line, beside], Selection(kept_columns=("id",)))
     assert [read.values for read in reads] == [["before and after", "1"], None, ["before and after", "1"]]
 
 

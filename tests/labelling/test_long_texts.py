@@ -113,7 +113,7 @@ def test_texts_in_json_lines_are_cut_as_python_cuts_them(given: list[str], ascii
     ]
     chunk = read_lines(lines, TEXT)
     assert found_in(chunk) == [(text[:READS], len(text)) for text in given]
-    kept = read_lines(lines, Selection(reads=READS, kept=("text", "more")))
+    kept = read_lines(lines, Selection(reads=READS, kept_columns=("text", "more")))
     assert kept.rows.column("text").to_pylist() == given
     assert kept.rows.column("more").to_pylist() == [text[::-1] for text in given]
     assert found_in(kept) == found_in(chunk)
@@ -235,7 +235,7 @@ def test_long_texts_make_chunks_by_what_is_kept_of_them(tmp_path: Path, kind: st
     assert whole.n_chars is not None
     assert whole.n_chars.tolist() == [len(text) for text in TEXTS]
     kept = read(
-        Selection(("text",), kept=("id",), kept_types=(pa.string(),), reads=HELD_READS)
+        Selection(("text",), kept_columns=("id",), kept_types=(pa.string(),), reads=HELD_READS)
     )  # which may be the long ones
     if kind not in ("parquet", "arrow"):  # of which the kept column alone is read
         assert max(map(len, kept)) < 10

@@ -64,7 +64,7 @@ WRITERS: dict[str, Callable[[Path], object]] = {
 
 
 def read(path: Path, limits: Limits | None = None, chunk_rows: int = 128) -> tuple[Chunk, Plan, list[int]]:
-    selection = Selection(text=("text",), kept=("id", "kind"))
+    selection = Selection(text=("text",), kept_columns=("id", "kind"))
     result = read_split(found([path], limits or LIMITS), selection, chunk_rows)
     assert not result.messages
     return concat(result.chunks), result.plan, [chunk.rows_read for chunk in result.chunks]
@@ -274,7 +274,7 @@ def test_a_time_that_no_text_can_hold_costs_its_row(kind: pa.DataType, numbers: 
         "list": pa.ListArray.from_arrays(pa.array([0, *range(len(plain) + 1)], pa.int32()), plain),
     }
     column, good = shapes[shape], [True] * (shape == "list") + good  # the first list is empty
-    selection = Selection(kept=("k",), kept_types=(column.type,))
+    selection = Selection(kept_columns=("k",), kept_types=(column.type,))
     table = pa.table({"text": pa.array(["x"] * len(column), pa.large_binary()), "k": column})
     chunk = table_chunk(table, "f", 0, selection)
     assert chunk.rows["k"].combine_chunks().equals(column.filter(pa.array(good)))
@@ -360,7 +360,7 @@ def test_lists_that_refer_to_the_same_values_are_read_in_bounded_memory(tmp_path
     offsets, sizes = pa.array(np.zeros(20_000, np.int32)), pa.array(np.full(20_000, 20_000, np.int32))
     lists = pa.ListViewArray.from_arrays(offsets, sizes, pa.array(np.arange(20_000)))
     feather.write_feather(pa.table({"text": ["a"] * 20_000, "kept": lists}), tmp_path / "f.arrow")
-    (message,) = read_files(found([tmp_path]), Selection(kept=("kept",)), 1000).messages
+    (message,) = read_files(found([tmp_path]), Selection(kept_columns=("kept",)), 1000).messages
     assert "take more than 1,024 MiB; write it with smaller record batches" in message
 
 
@@ -438,7 +438,7 @@ def test_an_index_that_no_dictionary_has_is_found_within_others(tmp_path: Path, 
     }[shape]()
     table = pa.table({"text": ["article"] * len(kept), "kept": kept})
     feather.write_feather(table, tmp_path / "f.arrow", compression="uncompressed")
-    selection = Selection(kept=("kept",))
+    selection = Selection(kept_columns=("kept",))
     assert concat(read_files(found([tmp_path]), selection, 9).chunks).rows["kept"].to_pylist() == kept.to_pylist()
     data, indices = (tmp_path / "f.arrow").read_bytes(), b"\1\0\1".ljust(8, b"\0")
     assert data.count(indices) == 1

@@ -267,7 +267,7 @@ def test_types_hold_the_values_of_several_files(tmp_path: Path) -> None:
         pq.write_table(pa.table({"text": [name], "id": ids}), tmp_path / f"{name}.parquet")
     a, b, c = (tmp_path / f"{name}.parquet" for name in "abc")
     for files, ids in (([a, b], [1, 2]), ([b, a], [2, 1]), ([a, b, c], ["1", "2", "x"]), ([a], [1])):
-        result = read_files(found(files), Selection(kept=("id",)), 10)
+        result = read_files(found(files), Selection(kept_columns=("id",)), 10)
         assert result.chunks[0].rows.column("id").to_pylist() == ids
         assert not result.messages
 
@@ -278,21 +278,21 @@ def test_a_file_whose_column_does_not_fit_is_told_what_to_do(tmp_path: Path) -> 
         ids = pa.array(["x"]) if number == 2 else pa.array([number])
         pq.write_table(pa.table({"text": ["a"], "id": ids}), tmp_path / f"{number:02}.parquet")
     files = [tmp_path / f"{number:02}.parquet" for number in range(41)]
-    result = read_files(found(files), Selection(kept=("id",)), 100)
+    result = read_files(found(files), Selection(kept_columns=("id",)), 100)
     assert result.chunks[0].rows.column("id").to_pylist() == [i for i in range(41) if i != 2]
     (message,) = result.messages
     assert "02.parquet: the column 'id' holds string, which this job cannot copy as int64, its type in " in message
     assert "name this file first, or do not keep the column" in message
-    result = read_files(found([files[2], *files]), Selection(kept=("id",)), 100)
+    result = read_files(found([files[2], *files]), Selection(kept_columns=("id",)), 100)
     assert (len(result.chunks[0]), result.messages) == (41, [])
 
 
 def test_a_saved_plan_has_the_types_that_the_files_give(tmp_path: Path) -> None:
     write_mixed(tmp_path / "in")
     files = found([tmp_path / "in"])
-    asked = Selection(kept=("id",), keep_all=True)
+    asked = Selection(kept_columns=("id",), keep_all=True)
     plan = plan_files(files, asked, 10)
-    assert plan.selection.kept == ("id", "text", "n", "w")
+    assert plan.selection.kept_columns == ("id", "text", "n", "w")
     assert plan.selection.kept_types == (pa.string(), pa.string(), pa.int64(), pa.float64())
     assert plan_from(plan_bytes(plan), files, asked, 10, "plan") == plan
     forged = replace(plan, selection=replace(plan.selection, kept_types=(pa.string(),) * 4))

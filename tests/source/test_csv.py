@@ -30,7 +30,7 @@ from broadsheet.pipeline.source.rows.chunk import Chunk, Selection, concat, empt
 from broadsheet.pipeline.source.rows.cutting import Cutting
 from broadsheet.pipeline.source.rows.limits import LIMITS, Limits
 
-TWO = Selection(text=("text",), kept=("id",))
+TWO = Selection(text=("text",), kept_columns=("id",))
 
 
 def read_all(
@@ -168,7 +168,10 @@ def test_records_are_found_as_a_plain_parser_finds_them(data: bytes, block: int,
 def test_fields_that_the_parser_counts_are_those_of_a_plain_parser(data: bytes, block: int, dialect: dict) -> None:
     """Where the scan does not count fields: the same rows, and the same bad ones."""
     data, rows, bad = of_dialect(data, dialect)
-    form, selection = Csv(columns=("a", "b"), **dialect), Selection(("a",), kept=("b",), kept_types=(pa.string(),))
+    form, selection = (
+        Csv(columns=("a", "b"), **dialect),
+        Selection(("a",), kept_columns=("b",), kept_types=(pa.string(),)),
+    )
     chunks, row = [empty_chunk(selection)], 0
     for records in read_records(io.BytesIO(data), form.quick_split, 0, limits=Limits(block_bytes=block)):
         chunks.append(form.parse(records, "f", row, selection))
@@ -197,7 +200,7 @@ def test_blocks_that_are_parsed_unscanned_are_those_of_a_scan(
     """Wherever blocks end, and whichever column is asked for: the same rows, quarantine, numbers and sizes."""
     data = of_dialect(data, dialect)[0]
     form = Csv(columns=("a", "b"), limits=Limits(longest, block), **dialect)
-    for selection in (Selection(("a",)), Selection(("b",), kept=("a",), kept_types=(pa.string(),))):
+    for selection in (Selection(("a",)), Selection(("b",), kept_columns=("a",), kept_types=(pa.string(),))):
         parsed = [*form.parsed(io.BytesIO(data), 3, Extent(), "f", selection, None)]
         firsts = [7, *(7 + n for n in accumulate(part.chunk.rows_read for part in parsed))]
         blocks = [numbered(part.chunk, first) for part, first in zip(parsed, firsts, strict=False)]
@@ -245,7 +248,7 @@ def test_records_cut_at_every_byte_are_those_of_python(rows, delimiter: str, end
     data, expected = text.getvalue().encode(), [list(row) for row in rows]
     quote = '"' if dialect["quoting"] == csv.QUOTE_ALL else dialect["quotechar"] or ""
     ours = {"delimiter": delimiter, "quote": quote, "escape": dialect.get("escapechar", ""), "cr_ends": False}
-    selection = Selection(("b",), kept=("a",), kept_types=(pa.string(),))
+    selection = Selection(("b",), kept_columns=("a",), kept_types=(pa.string(),))
     for size in range(1, len(data) + 1):
         for limits in (
             Limits(block_bytes=size),
@@ -483,7 +486,7 @@ def test_json_lines_at_once_are_json_lines_one_by_one(lines: list[bytes], spoils
     data = ending.join([*lines, b""])
     for at, what in spoils:
         data = data[: at % (len(data) + 1)] + what + data[at % (len(data) + 1) + 1 :]
-    selection = Selection(text=("text",), kept=("id",), kept_types=(pa.string(),))
+    selection = Selection(text=("text",), kept_columns=("id",), kept_types=(pa.string(),))
     for block in read_records(io.BytesIO(data), Jsonl().split, 0):
         at_once = Jsonl().parse(block, "f", 0, selection)
         alone = parse_one_by_one(block, "f", 0, selection)

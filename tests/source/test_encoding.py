@@ -57,7 +57,7 @@ def test_a_csv_has_the_rows_that_pythons_csv_module_finds(
     path = path.with_name("f.csv.gz") if zipped else path
     path.write_bytes(gzip.compress(content) if zipped else content)
     expected = list(csv.reader(io.StringIO(content.decode(encoding), newline=""), delimiter=delimiter))[1:]
-    selection = Selection(kept=("id",), encoding=encoding_named(encoding), delimiter=delimiter)
+    selection = Selection(kept_columns=("id",), encoding=encoding_named(encoding), delimiter=delimiter)
     chunk = read(path, selection, data.draw(st.integers(1, 9)), Limits(block_bytes=200 + block))
     assert [t.decode() for t in chunk.text.to_pylist()] == [row[1] for row in expected]
     assert chunk.rows.column("id").to_pylist() == [row[0] for row in expected]

@@ -32,7 +32,7 @@ from broadsheet.pipeline.source.rows.labels import LabelRules
 from broadsheet.pipeline.source.rows.limits import LIMITS, Limits
 
 TEXTS = [f'article {i}, "quoted"\nsecond line é' if i % 7 == 0 else f"article {i}" for i in range(300)]
-TEXT_AND_ID = Selection(text=("text",), kept=("id",))
+TEXT_AND_ID = Selection(text=("text",), kept_columns=("id",))
 
 
 def as_csv(texts: list[str], first: int = 0) -> bytes:
@@ -295,7 +295,7 @@ def test_two_columns_of_one_name_matter_where_they_are_used(tmp_path: Path, kind
             writer.write_table(table)
     result, _ = chunks_of([path], Selection(), 10)
     assert (result.texts, result.messages) == ([b"x"], [])
-    for selection in (Selection(kept=("a",)), Selection(text=("a",)), Selection(keep_all=True)):
+    for selection in (Selection(kept_columns=("a",)), Selection(text=("a",)), Selection(keep_all=True)):
         with pytest.raises(UsageError, match="2 columns are called 'a': rename all but one"):
             chunks_of([path], selection, 10)
 
@@ -340,7 +340,7 @@ def test_what_a_name_does_not_tell_the_content_does(tmp_path: Path) -> None:
 )
 def test_a_bad_first_record_costs_itself_alone(tmp_path: Path, name, data, header, texts, aside) -> None:
     (tmp_path / name).write_bytes(data)
-    _, chunks = chunks_of([tmp_path / name], Selection(text=("text",), kept=("id",), header=header), 10)
+    _, chunks = chunks_of([tmp_path / name], Selection(text=("text",), kept_columns=("id",), header=header), 10)
     assert [t for _, c in chunks for t in c.text.to_pylist()] == texts
     assert sum(len(c.quarantine) for _, c in chunks) == aside
 
@@ -386,7 +386,7 @@ def test_a_parquet_file_under_another_name_is_reported(tmp_path: Path) -> None:
 def test_a_missing_column_names_the_file_and_its_columns(tmp_path: Path) -> None:
     path = tmp_path / "a.csv"
     path.write_bytes(b"headline,body\nx,y\n")
-    for selection, missing in ((Selection(text=()), "text"), (Selection(text=("body",), kept=("nr",)), "nr")):
+    for selection, missing in ((Selection(text=()), "text"), (Selection(text=("body",), kept_columns=("nr",)), "nr")):
         with pytest.raises(UsageError) as caught:
             chunks_of([path], selection, 10)
         for part in (str(path), repr(missing), "headline, body"):

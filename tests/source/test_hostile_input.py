@@ -237,7 +237,7 @@ from broadsheet.pipeline.source.read.read import read_range
 peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10
 found = find_files([sys.argv[1]], 70, 1014).found
 before, rows = peak(), 0
-plan = plan_files(found, Selection(reads=1014, kept=tuple(sys.argv[3:])), 131_072)
+plan = plan_files(found, Selection(reads=1014, kept_columns=tuple(sys.argv[3:])), 131_072)
 for chunk in read_range(plan.ranges[0], plan.selection, 131_072, lambda _: False):
     if hasattr(chunk, "text"):
         assert set(chunk.n_chars.tolist()) == {int(sys.argv[2])} and chunk.text[-1].as_py() == b"x" * 1014
@@ -313,7 +313,9 @@ def test_kept_values_of_every_kind_and_encoding_are_those_of_the_file(
     pq.write_table(table, path, row_group_size=130, use_dictionary=strings[columns:], column_encoding=encodings)
     kept = tuple(table.column_names)
     for chunk_rows in (90, 1000):
-        read = read_files(found([path], Limits(chunk_bytes=chunk_bytes)), Selection(kept=kept, reads=100), chunk_rows)
+        read = read_files(
+            found([path], Limits(chunk_bytes=chunk_bytes)), Selection(kept_columns=kept, reads=100), chunk_rows
+        )
         assert read.messages == []
         rows = pa.concat_tables([chunk.rows for chunk in read.chunks])
         assert rows.column("row").to_pylist() == list(range(300))
@@ -333,7 +335,9 @@ def test_row_groups_share_a_chunk_by_what_they_take_decoded(tmp_path: Path, rows
         }
     )
     pq.write_table(table, tmp_path / "in.parquet", row_group_size=rows)
-    read = read_files(found([tmp_path / "in.parquet"], Limits(chunk_bytes=10_000)), Selection(kept=("kept",)), 400)
+    read = read_files(
+        found([tmp_path / "in.parquet"], Limits(chunk_bytes=10_000)), Selection(kept_columns=("kept",)), 400
+    )
     assert pa.concat_tables([chunk.rows for chunk in read.chunks]).column("row").to_pylist() == list(range(800))
     assert 20_000 < max(chunk.kept_bytes for chunk in read.chunks) <= 40_000
 
@@ -372,7 +376,7 @@ def test_batches_of_a_row_group_are_read_in_any_order(tmp_path: Path, chunk_byte
     title = [f"title {i % 9} " + "t" * 900 for i in range(count)]
     pq.write_table(pa.table({"title": title, "text": texts, "n": range(count)}), tmp_path / "f.parquet")
     (limited,) = found([tmp_path / "f.parquet"], Limits(chunk_bytes=chunk_bytes))
-    plan = plan_files([limited], Selection(text=("title", "text"), kept=("n",), reads=123), 100)
+    plan = plan_files([limited], Selection(text=("title", "text"), kept_columns=("n",), reads=123), 100)
     assert plan.first is not None
     fragments = limited.format.plan(limited, plan.first[1], plan.selection, 100).fragments
     assert len(fragments) > 1

@@ -84,7 +84,7 @@ TEXTS = {
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("kept", [(), ("id",)], ids=["text alone", "with a number"])
 def test_a_text_that_is_taken_out_is_what_json_finds(form: bytes, kept: tuple[str, ...]) -> None:
-    selection = Selection(("text",), kept=kept, kept_types=(pa.string(),) * len(kept), reads=200)
+    selection = Selection(("text",), kept_columns=kept, kept_types=(pa.string(),) * len(kept), reads=200)
     for usual in (FORMS[0], form):
         for name, text in TEXTS.items():
             lines = [usual % LONG] * 40 + [form % text] + [usual % TEXTS["escapes"]] * 40
@@ -125,6 +125,6 @@ NUMBERS = st.from_regex(r"-?(0|[1-9][0-9]{0,20})\.[0-9]{1,20}([eE][+-]?[0-9]{1,4
 @given(st.lists(NUMBERS, min_size=1))
 def test_a_kept_number_has_the_digits_with_which_it_is_written(numbers: list[str]) -> None:
     lines = [f'{{"text": "a", "n": {n}, "in": {{"é": [{n}, null, 7]}}}}'.encode() for n in numbers]
-    chunk = Jsonl().parse(block_of(lines), "f", 0, Selection(("text",), kept=("n", "in")))
+    chunk = Jsonl().parse(block_of(lines), "f", 0, Selection(("text",), kept_columns=("n", "in")))
     assert chunk.rows.column("n").to_pylist() == numbers
     assert chunk.rows.column("in").to_pylist() == [f'{{"é": [{number}, null, 7]}}' for number in numbers]

@@ -231,7 +231,7 @@ def test_files_arrive_as_one_process_reads_them(
     path = written(tmp_path, form, 9_000)
     for more in (
         {"reads": 20},
-        {"kept": ("of", "id", "text")},
+        {"kept_columns": ("of", "id", "text")},
         {"preparations": (("upper", upper),), "only_prepared": True},
     ):
         for chunk_rows in (170, 4_000):

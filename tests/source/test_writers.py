@@ -239,7 +239,7 @@ def fault(path: Path, is_refused: bool, read_as: Callable[..., Read]) -> str | N
     except OSError:
         expected = None  # as of DuckDB's integers that are far apart, in its second version of Parquet
     try:
-        result = read_as(found([path]), Selection(kept=("kept",)), 2)
+        result = read_as(found([path]), Selection(kept_columns=("kept",)), 2)
     except UsageError as error:
         return None if is_refused and "'kept'" in error.message else f"refused: {error.message}"
     if expected is None:
@@ -306,7 +306,7 @@ def test_kept_columns_of_lines_are_as_they_stand_there(tmp_path: Path, name: str
         else:
             expected = [json.loads(line).get("kept") for line in path.read_text().splitlines()]
         for read_as in (read_files, read_split):
-            result = read_as(found([path]), Selection(kept=("kept",)), 2)
+            result = read_as(found([path]), Selection(kept_columns=("kept",)), 2)
             chunk = concat(result.chunks)
             kept, rows = chunk.rows["kept"].to_pylist(), chunk.rows["row"].to_pylist()
             aside = {row["reason"].partition(":")[0] for row in chunk.quarantine.to_pylist()}
@@ -408,7 +408,7 @@ def test_kept_columns_of_workbooks_are_what_excel_shows(tmp_path: Path, name: st
             continue  # which write a number of days, and so Excel shows it
         path = tmp_path / f"{column}.xlsx"
         WORKBOOKS[name](column, [*shown], path)
-        result = read_files(found([path]), Selection(kept=(column,)), 100)
+        result = read_files(found([path]), Selection(kept_columns=(column,)), 100)
         assert not result.messages
         kept = concat(result.chunks).rows[column].to_pylist()
         escapes = "xlsxwriter" in name or name == "polars"

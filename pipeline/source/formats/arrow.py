@@ -268,6 +268,7 @@ class Arrow(Format):
         return sum(batch.rows for batch in _index(file).batches)
 
     def plan(self, file: InputFile, schema: Schema, selection: Selection, chunk_rows: int) -> FilePlan:
+        # Collect batches until a fragment is full.
         index = _index(file)
         fragments: list[Fragment] = []
         first = rows = held = row = begin = 0
@@ -278,6 +279,7 @@ class Arrow(Format):
                 fragments.append(Fragment(file, first, first, rows, begin, held))
             first, rows, held = first + rows, 0, 0
 
+        # A batch with more rows than a chunk may have becomes several fragments.
         for batch in index.batches:
             size = held_together(batch.size, batch.rows, selection)
             max_rows = max(1, min(chunk_rows, self.limits.chunk_bytes * batch.rows // max(size, 1)))

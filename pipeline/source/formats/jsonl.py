@@ -182,7 +182,7 @@ def parse_one_by_one(records: Records, path: str, first_row: int, selection: Sel
 
 
 class _Types(NamedTuple):
-    """What one line of a block shows about all of them.
+    """The types of the values that one line of a block has, which the other lines are then parsed with.
 
     Attributes
     ----------
@@ -413,7 +413,7 @@ def _types_on(line: bytes, selection: Selection) -> _Types | None:
     try:
         value = _value(line)
         values = {name: value_at(value, name) for name in selection.needed}
-        values |= {name: value_or_none(value, name) for name in selection.kept}
+        values |= {name: value_or_none(value, name) for name in selection.kept_columns}
     except (ValueError, RecursionError, TypeError, KeyError, AttributeError):
         return None
     kinds = {name: type(item) for name, item in values.items()}

@@ -105,7 +105,7 @@ def _bounded(
     # Cut the texts in their dictionary, so that they take less memory when they are decoded.
     table = table.combine_chunks()
     n_chars = None
-    others = {*selection.kept, selection.truth}
+    others = {*selection.kept_columns, selection.truth}
     is_whole = len(selection.text) == 1 and not selection.join
     if selection.reads and is_whole and selection.text[0] in {*encoded} - others:
         text = table.column(selection.text[0]).combine_chunks()

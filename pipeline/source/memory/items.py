@@ -123,7 +123,7 @@ class Items:
                 if not schema.keys() >= asked:
                     within |= dict.fromkeys(filter(is_unicode, keys_within(item)), pa.string())
             for names in (schema, within):
-                for name in schema if selection.keep_all and names is schema else names.keys() & selection.kept:
+                for name in schema if selection.keep_all and names is schema else names.keys() & selection.kept_columns:
                     names[name] = self._type(name)
                 for name in names.keys() & (selection.text or ("text",)):
                     values = (value_or_none(item, name) for item in self._dicts())
@@ -184,7 +184,7 @@ class Items:
 
     def _table(self, items: list[Any], selection: Selection) -> pa.Table:
         """Return a table of the selection's columns. Raises one of `_CANNOT` if an item is not a valid row."""
-        types = dict(zip(selection.kept, selection.kept_types, strict=True))
+        types = dict(zip(selection.kept_columns, selection.kept_types, strict=True))
         # Cells of labels may be of any type.
         types = {name: kind for name, kind in types.items() if name not in selection.labels}
         columns = {}
@@ -277,7 +277,7 @@ def _not_copied(items: Sequence[Any], first: int, selection: Selection) -> RowsB
     """Return, by key, the numbers of items that have a key that should be copied and is not. first: the number of the
     first item.
     """
-    kept_columns, rows = {*selection.kept}, defaultdict[str, list[int]](list)
+    kept_columns, rows = {*selection.kept_columns}, defaultdict[str, list[int]](list)
     for number, item in enumerate(items, first):
         if selection.keep_all and isinstance(item, Mapping):
             for key, value in item.items():

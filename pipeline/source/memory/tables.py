@@ -108,7 +108,7 @@ def _chunk_of(tables: list[pa.Table], row: int, selection: Selection, limits: Li
     whole texts are not in memory twice.
     """
     table = pa.concat_tables(tables)
-    if not selection.reads or selection.kept:
+    if not selection.reads or selection.kept_columns:
         return table_chunk(table, MEMORY, row, selection)
     cutting = Cutting(len(table), limits.part_bytes)
     parts = [table.slice(first, last - first) for first, last, _ in cutting.cut(_text_bytes(table, selection))]
@@ -256,7 +256,7 @@ def resolve(schema: pa.Schema, selection: Selection, within: Mapping[str, pa.Dat
     unnamed = not selection.text
     selection = selection if selection.text else replace(selection, text=("text",))
     if selection.keep_all:
-        selection = replace(selection, kept=tuple(dict.fromkeys((*selection.kept, *schema.names))))
+        selection = replace(selection, kept_columns=tuple(dict.fromkeys((*selection.kept_columns, *schema.names))))
     kinds = fields_of(schema)
     kinds |= {name: kind for name, kind in (within or {}).items() if name not in kinds}
     for name in selection.columns:
@@ -270,7 +270,8 @@ def resolve(schema: pa.Schema, selection: Selection, within: Mapping[str, pa.Dat
         if why := why_not_text(name, kinds[name], selection.join):
             raise UsageError(why)
     types = tuple(
-        label_type(kinds[name]) if name in selection.labels else _written(kinds[name]) for name in selection.kept
+        label_type(kinds[name]) if name in selection.labels else _written(kinds[name])
+        for name in selection.kept_columns
     )
     names = class_names_in(schema)
     class_names = tuple((name, names[name]) for name in (*selection.labels, selection.truth) if name in names)

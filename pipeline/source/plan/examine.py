@@ -43,7 +43,7 @@ def resolve(file: InputFile, schema: Schema, selection: Selection) -> Selection:
     """Return the selection for a job whose first readable file is this one. Raises UsageError."""
     path = file.path
     if schema.names is None:
-        if selection.kept or selection.keep_all or selection.truth or selection.text:
+        if selection.kept_columns or selection.keep_all or selection.truth or selection.text:
             raise UsageError(f"{path}: a one-hot file has no columns to name")
         return selection
     # Refuse options that do not fit the format.
@@ -55,7 +55,7 @@ def resolve(file: InputFile, schema: Schema, selection: Selection) -> Selection:
         selection = replace(selection, text=("text",))
     # Check that each column that the job uses exists, in the file or in the names of its folders.
     folders = in_folders(file)
-    for name in sorted({*selection.kept} & folders.keys() & {*schema.every}):
+    for name in sorted({*selection.kept_columns} & folders.keys() & {*schema.every}):
         warnings.warn(f"{path}: {name!r} is copied from its column, not from its folder's name", stacklevel=2)
     for name in selection.columns:
         if name not in schema.every and (name not in folders or name in selection.needed):
@@ -71,7 +71,7 @@ def resolve(file: InputFile, schema: Schema, selection: Selection) -> Selection:
         others = f"; columns with strings: {', '.join(textual)}" if textual else ""
         raise UsageError(f"{path}: {strange}{others}")
     if selection.keep_all:
-        selection = replace(selection, kept=tuple(dict.fromkeys((*selection.kept, *schema.names))))
+        selection = replace(selection, kept_columns=tuple(dict.fromkeys((*selection.kept_columns, *schema.names))))
     return selection
 
 
@@ -80,7 +80,7 @@ def kept_types(schemas: Sequence[Schema], selection: Selection) -> tuple[pa.Data
     becomes one of strings.
     """
     types = []
-    for name in selection.kept:
+    for name in selection.kept_columns:
         kinds = [_copied_type(s, name, selection) for s in schemas if name in s.every]
         kind = reduce(type_of_both, kinds) if kinds else pa.string()
         types.append(pa.string() if pa.types.is_null(kind) else kind)
@@ -114,7 +114,7 @@ def difference(file: InputFile, schema: Schema, first: tuple[str, Schema], selec
     if strange := _not_text(schema, selection):
         raise SourceError(f"{path}: {strange}, unlike {other}. It was not read")
     # The values of kept columns must fit the types of the output.
-    for name, kind in zip(selection.kept, selection.kept_types, strict=True):
+    for name, kind in zip(selection.kept_columns, selection.kept_types, strict=True):
         held = _copied_type(schema, name, selection)
         if name in schema.every and not is_held_by(kind, held):
             raise SourceError(
@@ -143,8 +143,8 @@ def _of_path(file: InputFile, schema: Schema, selection: Selection) -> tuple[tup
     """Return the kept columns of text that a file lacks and its folders name, each with the value that all its rows
     have.
     """
-    lacks = {*selection.kept} - selection.needed - {*schema.every}
-    types = dict(zip(selection.kept, selection.kept_types, strict=False))
+    lacks = {*selection.kept_columns} - selection.needed - {*schema.every}
+    types = dict(zip(selection.kept_columns, selection.kept_types, strict=False))
     return tuple(
         (name, value)
         for name, value in in_folders(file).items()
@@ -251,9 +251,10 @@ def examine(file: InputFile, selection: Selection, first: tuple[str, Schema] | N
     refuse_twice(file.path, schema, selection)
     remark = difference(file, schema, first, selection) if first else None
     of_path = _of_path(file, schema, selection)
-    own = sorted({*selection.kept} & in_folders(file).keys() & ({*schema.every} - {*first[1].every})) if first else []
+    kept_of_folders = {*selection.kept_columns} & in_folders(file).keys()
+    own = sorted(kept_of_folders & ({*schema.every} - {*first[1].every})) if first else []
     notes = [f"{', '.join(map(repr, own))} is copied from its column, not from its folder's name"] if own else []
-    if gone := [name for name in selection.kept if name in schema.absent and name not in dict(of_path)]:
+    if gone := [name for name in selection.kept_columns if name in schema.absent and name not in dict(of_path)]:
         notes.append(f"none of its first rows has {', '.join(map(repr, gone))}, which is null in rows without it")
     class_names = tuple(
         (name, names) for name, names in schema.class_names.items() if name in (*selection.labels, selection.truth)

@@ -314,9 +314,11 @@ def plan_files(
         If the first files lack a column.
 
     """
+    # Divide the files into ranges, and large files into parts.
     files = bound(listed, selection)
     sizes = files_in_ranges(files, chunk_rows) if limit is None else [len(files)]
     parts = parts_of(files, sizes, chunk_rows) if limit is None and cut else [1] * len(sizes)
+    # Resolve the columns by the first file that can be read and has them.
     like, every = None, bound(whole, selection) or files
     refused: list[UsageError] = []
     for number, file in enumerate(every[first:], first):
@@ -334,6 +336,7 @@ def plan_files(
         like = (file.path, opened.schema)
         selection = _with_types(opened.schema, every[:number] + every[number + 1 :], selection)
         break
+    # Without such a file, report what the first of the files lacks.
     if like is None and refused:
         raise refused[0]
     cuts = tuple(sizes or [0]), tuple(parts or [1])
@@ -342,7 +345,7 @@ def plan_files(
 
 def _with_types(first: Schema, others: Sequence[InputFile], selection: Selection) -> Selection:
     """Return the selection with types of its kept columns that hold the values of the first file and of some others."""
-    if not selection.kept or not others:
+    if not selection.kept_columns or not others:
         return selection
     count = min(len(others), _FILES_WITH_TYPES)
     some = [others[i * (len(others) - 1) // max(count - 1, 1)] for i in range(count)]

@@ -485,6 +485,7 @@ def _kept_below(top: str, files: Iterable[tuple[str, State]], is_known: Callable
     """Choose the input among all files below a folder, by the rules of `_below`. Each file is a pair of its URL and
     state.
     """
+    # Find the names in each folder.
     listed = {url.removeprefix(top).strip("/"): (url, about) for url, about in files}
     names: dict[str, set[str]] = defaultdict(set)  # the names in each folder
     for path in listed:
@@ -494,9 +495,11 @@ def _kept_below(top: str, files: Iterable[tuple[str, State]], is_known: Callable
                 break
             names[folder].add(name)
             path = folder
+    # Pass over outputs of jobs, and over the files of tables.
     listing = Found()
     passed = {folder for folder, inside in names.items() if _is_output(inside)}
     passed |= {folder for folder in names if _note_table(f"{top}/{folder}".rstrip("/"), names[folder], listing)}
+    # Choose the files that are left, without hidden files and marks of folders.
     for path, (url, about) in listed.items():
         *folders, name = path.split("/")
         above = {"/".join(folders[:depth]) for depth in range(len(folders) + 1)}

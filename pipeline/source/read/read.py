@@ -70,12 +70,12 @@ class OpenedFile:
     problems : list of str
         The problems of the file. All of them are known once its pieces have been read.
     notes : list of str
-        What may be wrong with the file, but is no problem.
+        Remarks about the file. What they say may be intended, so they do not count as problems.
     extent : Extent or None
         The records that have been read, if the file is read in parts; None otherwise.
     counting : Counting or None
-        What was counted in the raw blocks, once they have been read. The code that knows the number of rows makes notes
-        of it.
+        The figures that were counted in the raw blocks, once the blocks have been read. The code that knows the number
+        of rows turns them into notes.
 
     Parameters
     ----------
@@ -100,6 +100,7 @@ class OpenedFile:
     def __init__(
         self, file: InputFile, part: Range, selection: Selection, chunk_rows: int, spans: list[Span] | None
     ) -> None:
+        # The problems and notes are complete once the file is read.
         self.file, self._part, self._chunk_rows, self._spans = file, part, chunk_rows, spans
         self.pieces: Iterator[Piece] = iter(())
         self.problems: list[str] = []
@@ -109,6 +110,7 @@ class OpenedFile:
         self._stream: BinaryIO | None = None
         self._schema: Schema | None = None
         self._selection = selection
+        # Resolve the columns in this file. A file that cannot be opened is a problem, and has no pieces.
         try:
             examined = examine_like(held(file) if part.parts == 1 else identified(file), selection, part.first)
         except InputChanged:
@@ -118,6 +120,7 @@ class OpenedFile:
         except (SourceError, UsageError) as error:
             self.problems.append(error.message)
             return
+        # Note what the file differs in, and where its part of the range ends.
         self.file = examined.file
         self._selection = replace(selection, of_path=examined.of_path, class_names=examined.class_names)
         self.problems += [examined.remark] if examined.remark else []

@@ -354,6 +354,7 @@ class Readers:
             See `read_range`.
 
         """
+        # Answer the questions of the process, and yield the items that it sends, until the range ends.
         with self._process() as reader:
             yield None
             reader.ask(request)

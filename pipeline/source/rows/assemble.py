@@ -130,7 +130,7 @@ def assemble(
     held = {name: column_of(table, name) for name in selection.columns}
     held |= {name: pa.repeat(pa.scalar(value, pa.string()), len(numbers)) for name, value in selection.of_path}
     # Decode the columns that are used as text. Rows that are not UTF-8 get a reason.
-    kept_types = dict(zip(selection.kept, selection.row_schema.types[2:], strict=True))
+    kept_types = dict(zip(selection.kept_columns, selection.row_schema.types[2:], strict=True))
     used = {*selection.text, *selection.labels, selection.truth}
     ascii_only: set[str] = set()
     decoded = {
@@ -190,7 +190,7 @@ def assemble(
             text = beginnings(text, sizes, n_chars, selection.reads)
     # Make the chunk of all rows, then leave out the bad ones.
     kept_of_bad = None
-    if selection.kept:
+    if selection.kept_columns:
         kept_of_bad = rows.drop_columns(["file", "row"]).take(pa.array([i for _, i in set_aside], pa.int64()))
     chunk = Chunk(
         text,

@@ -68,7 +68,7 @@ class Selection:
         The columns of text.
     join : str
         The template that makes the text of these columns, as `Join` writes it; "" if a space joins them.
-    kept : tuple of str
+    kept_columns : tuple of str
         The columns that are copied to the output. With `keep_all`, these are all columns of the first file or table,
         once they are known.
     truth : str or None
@@ -78,7 +78,7 @@ class Selection:
     classes : tuple of str
         The class names that the truth column may hold.
     kept_types : tuple of pyarrow.DataType
-        The types of `kept`, in order.
+        The types of `kept_columns`, in order.
     answers : str or None
         The path of the parent program's answer file, for a one-hot input.
     keep_all : bool
@@ -114,7 +114,7 @@ class Selection:
     """
 
     text: tuple[str, ...] = ("text",)
-    kept: tuple[str, ...] = ()
+    kept_columns: tuple[str, ...] = ()
     truth: str | None = None
     header: tuple[str, ...] | None = None
     classes: tuple[str, ...] = ()
@@ -138,7 +138,7 @@ class Selection:
     join: str = ""
 
     def __post_init__(self) -> None:
-        for name, kind in zip(self.kept, self.kept_types, strict=False):
+        for name, kind in zip(self.kept_columns, self.kept_types, strict=False):
             refuse_uncopied(name, kind)
 
     @property
@@ -150,7 +150,7 @@ class Selection:
     def columns(self) -> tuple[str, ...]:
         """Every column that is used, each once, with the text columns first."""
         truth = (self.truth,) if self.truth else ()
-        return tuple(dict.fromkeys((*self.text, *self.kept, *truth)))
+        return tuple(dict.fromkeys((*self.text, *self.kept_columns, *truth)))
 
     @property
     def needed(self) -> set[str]:
@@ -166,7 +166,7 @@ class Selection:
         counts. It also does if the whole text is read. A text with characters of four bytes takes up to four times as
         much.
         """
-        return MOST if not self.reads or self.kept else self.reads + _OTHER_THAN_TEXT
+        return MOST if not self.reads or self.kept_columns else self.reads + _OTHER_THAN_TEXT
 
     @property
     def kept_names(self) -> tuple[str, ...]:
@@ -174,20 +174,20 @@ class Selection:
         output makes itself gets the suffix `_source`, because the user did not name it.
         """
         if not self.keep_all:
-            return self.kept
+            return self.kept_columns
         of_model = (*_OF_MODEL, *(["n_windows"] if self.windows else []), *(f"score_{name}" for name in self.classes))
         ours = _OURS | {prefix + name for prefix in self.prefixes for name in of_model}
         names: dict[str, str] = {}
-        for name in self.kept:
+        for name in self.kept_columns:
             renamed = name
-            while renamed in ours or (renamed != name and renamed in {*self.kept, *names.values()}):
+            while renamed in ours or (renamed != name and renamed in {*self.kept_columns, *names.values()}):
                 renamed += "_source"
             names[name] = renamed
         return tuple(names.values())
 
     @property
     def row_schema(self) -> pa.Schema:
-        kept_fields = zip(self.kept_names, self.kept_types or [pa.string()] * len(self.kept), strict=True)
+        kept_fields = zip(self.kept_names, self.kept_types or [pa.string()] * len(self.kept_columns), strict=True)
         return pa.schema([("file", pa.string()), ("row", pa.int64()), *kept_fields])
 
 
