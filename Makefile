@@ -25,7 +25,7 @@ demo: $(VENV)/installed
 	  --text-column title --text-column text --id-column id --label-column category
 	$(BIN)/broadsheet verify labels
 
-# What a change most likely breaks, in about eight minutes on two cores. The last line is `N passed, N failed, N skipped`.
+# What a change most likely breaks, in about four minutes on two cores. The last line is `N passed, N failed, N skipped`.
 test: $(VENV)/tested
 	@$(BIN)/python .ci/tests
 

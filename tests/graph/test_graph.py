@@ -322,8 +322,8 @@ def test_memory_is_bounded_by_chunks_in_flight(small_model_file: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_a_chunk_that_is_done_leaves_little(small_model_file: Path) -> None:
-    """Of 20,000 chunks of one file: their entries, packed, and where their spans were, and nothing else."""
-    chunks = 20_000
+    """Of 10,000 chunks of one file: their entries, packed, and where their spans were, and nothing else."""
+    chunks = 10_000
     memory = Path("/dev/shm")
     with tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else None) as folder:
         path = Path(folder) / "in.jsonl.gz"
