@@ -31,7 +31,7 @@ OLD = b"what took a week to make"
 
 
 def test_an_old_file_outlives_a_new_one_that_does_not_fit(small_model: Model, tmp_path: Path) -> None:
-    """Every command that writes a file keeps the old one, and nothing remains beside the file."""
+    """Every function that writes a file keeps the old one, and nothing remains beside the file."""
     torch, figure = map(pytest.importorskip, ("torch", "matplotlib.figure"))
     from broadsheet.pipeline.train.checkpoint import Checkpoint
 

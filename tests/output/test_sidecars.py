@@ -157,7 +157,7 @@ def test_files_are_of_the_entries_that_are_there(client: Client, small_model: Mo
 
 
 def test_a_run_that_ends_removes_what_another_has_begun(client: Client, small_model: Model, tmp_path: Path) -> None:
-    """If two runs resume a job, the second one to end writes its files again."""
+    """If two runs resume a job and one ends, the other begins its files again."""
     documents, out = write_documents(tmp_path / "documents"), tmp_path / "out"
     classify(documents, out, model=small_model, client=client, root=documents, layout="attributes")
     expected, lost = contents(out), []

@@ -218,7 +218,7 @@ def test_what_is_not_read_is_said(
     assert code == 0
     assert "out: whole, as far as its input was read. " in printed
     assert f"Of the input, {unread}" in printed
-    assert f"Of the input, {report.not_read[2]}" in printed  # a problem of the reading
+    assert f"Of the input, {report.not_read[2]}" in printed  # the file that was read with a problem
     assert json.loads(broadsheet_here("verify", tmp_path / "out", "--json")[1])["unread"] == [
         [f"{tmp_path}/in/3.parquet", 250],
         [f"{tmp_path}/in/4.parquet", None],
@@ -497,7 +497,7 @@ def test_a_column_of_a_file_wins_over_its_path_and_that_is_said(tmp_path: Path) 
     (folder / "a.csv").write_text("text\nOil\n")
     (folder / "b.csv").write_text("text,lang\nOil,own\n")
     later = classify(folder.parent, output=tmp_path / "out", keep=["lang"], device="cpu")
-    assert later.exit_code == 0  # the change of types is no error
+    assert later.exit_code == 0  # a file with a column of its own is no error
     assert f"{folder / 'b.csv'}: 'lang' is copied from its column, not from its folder's name" in later.hints
     assert sorted(later.to_arrow().column("lang").to_pylist()) == ["own", "x"]
     with pytest.raises(UsageError, match="no column 'cod'"):

@@ -317,7 +317,7 @@ def test_chunks_hold_each_row_once_whatever_their_size(
     """
     path = tmp_path_factory.mktemp("csv") / "f.csv"
     data, rows, bad = of_dialect(data, dialect)
-    assume(not (dialect["cr_ends"] and re.match(rb"\r*\n", data)))  # the header's line would end with CR LF
+    assume(not (dialect["cr_ends"] and re.match(rb"\r*\n", data)))  # the header's line would end with an LF
     path.write_bytes(b"id,text" + (b"\r" if dialect["cr_ends"] else b"\n") + data)
     selection = replace(TWO, quote=dialect["quote"] or NO_QUOTES, escape=dialect["escape"] or None)
     try:

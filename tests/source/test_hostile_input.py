@@ -296,7 +296,7 @@ def test_repeated_long_values_are_kept_in_bounded_memory(tmp_path: Path, kind: s
 ENCODINGS = ["PLAIN", "DELTA_BYTE_ARRAY", "DELTA_LENGTH_BYTE_ARRAY"]
 
 
-@pytest.mark.parametrize("columns", [0, 1, 100])  # so many columns are stored without a dictionary
+@pytest.mark.parametrize("columns", [0, 1, 100])  # the number of columns that are stored without a dictionary
 @pytest.mark.parametrize("encoding", ENCODINGS)
 @pytest.mark.parametrize("chunk_bytes", [pytest.param(3000, marks=pytest.mark.slow), 20_000, 64 << 20])
 def test_kept_values_of_every_kind_and_encoding_are_those_of_the_file(

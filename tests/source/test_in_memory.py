@@ -277,7 +277,7 @@ def test_long_texts_make_smaller_chunks_wherever_batches_begin(source: str) -> N
     [
         (lambda here: [str(here / "a.txt")], r"the list holds paths, for example '.+a.txt': .+ broadsheet.Paths"),
         (lambda here: (str(file) for file in here.iterdir()), r"the generator holds paths"),
-        # The pattern matches no file.
+        # Neither item names an existing file.
         (lambda here: ["here.jsonl", "*.csv.gz"], r"the list holds paths, for example 'here.jsonl'"),
         (lambda here: here.glob("*.txt"), r"item 0 of the \w+ is of type PosixPath: give broadsheet.Paths of it"),
         (lambda here: "Did stocks fall?", r"no input at 'Did stocks fall\?': .+ To label a text, give a list of texts"),

@@ -284,7 +284,7 @@ def test_a_limit_that_leaves_no_memory_to_share_is_named() -> None:
 
 
 def test_a_reader_does_without_pandas(readers: Readers, large: Path) -> None:
-    """In each process, importing pandas would take pyarrow as long as reading a small file."""
+    """In each process, pyarrow would import pandas, which takes as long as reading a small file."""
     plan = plan_files(found([large]), Selection(reads=1014), 100)
     with closing(readers.read_range(plan.ranges[0], plan.selection, 100, never, [], room)) as reading:
         assert next(reading)
