@@ -236,7 +236,7 @@ NOWHERE = pa.array([1, 2, 3], pa.timestamp("us", "Mars/Olympus"))
 def test_a_column_that_cannot_be_kept_is_refused_before_any_work(
     client: Client, small_model: Model, tmp_path: Path, column: pa.Array, kind: str
 ) -> None:
-    """Such a column is refused in memory, in an Arrow file, and in a list, but only if you ask to copy it."""
+    """The column is refused or copied unchanged, in memory, in an Arrow file or in a list. A job may leave it out."""
     listed = pa.ListArray.from_arrays(pa.array([0, 1, 2, 3], pa.int32()), column)
     for values in (column, listed):
         table = pa.table({"text": ROWS, "k": values})

@@ -176,7 +176,7 @@ def test_damage_costs_the_record_in_which_it_is(
         length = chance.choice([0, 3, 500, 10**17])
         wrong = re.sub(rb"(?<=Content-Length: )\d+", b"%d" % length, records[which])
         after = b"".join([wrong[wrong.index(b"\r\n\r\n") + 4 :], *records[which + 1 :]])[length:]
-        # Such a record ends where another one does, and nothing shows the damage.
+        # Leave out a record that then ends where another one does, because nothing shows the damage.
         assume(not re.match(rb"\r\n\r\n|[\r\n]*WARC/|[\r\n]+\Z", after))
         parts[which] = wrong
     elif damage == "flip":
