@@ -1,4 +1,4 @@
-"""What tests share: seeded random models, AG News where it is, and the command as a user runs it."""
+"""What tests share: seeded random models, AG News where you have it, and the command as a user runs it."""
 
 from __future__ import annotations
 
@@ -31,25 +31,26 @@ from broadsheet.pipeline.processes.child import FORKS, METHOD, OF_WORKERS
 ROOT = Path(__file__).resolve().parent.parent
 AG_NEWS = ["--columns", "class,title,description", "--text-column", "title", "--text-column", "description"]
 
-# Tests start some hundreds of processes; where the environment says so, each would compile the project anew.
+# Tests start some hundreds of processes. If this variable stayed set, each of them would compile the project anew.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
-# A shell that starts the tests in the background has them ignore Ctrl-C, and the commands that they start with them.
+# If a shell starts the tests in the background, they and the commands that they start ignore Ctrl-C. Undo that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# The workers of a session's cluster have the environment of its beginning; and no test meets the user's own keys.
+# A session's cluster keeps the environment that it started with, so set the keys here. No test sees the user's own
+# keys.
 for name in [name for name in os.environ if name.startswith(("AWS_", "GOOGLE_", "AZURE_"))]:
     del os.environ[name]
 os.environ |= {**KEYS, "AWS_REGION": "us-east-1"}
 
 BEGAN_WITH = dict(os.environ)
-"""The environment of the session's processes."""
+"""The environment in which the session's processes start."""
 
 ALL = bool(os.environ.get("BROADSHEET_TEST_ALL"))
-"""As `.ci/tests --all` sets it."""
+"""Whether to run every example, as `.ci/tests --all` asks."""
 
 MOST_CASES = int(os.environ.get("BROADSHEET_TEST_CASES", "0"))
-"""The most cases of a parametrised test, or 0 for all. `.ci/tests` sets it."""
+"""The largest number of cases of a parametrised test to run, or 0 for all. `.ci/tests` sets it."""
 
 NOT_OF_TESTS = {
     *("KMP_INIT_AT_FORK", "TORCHINDUCTOR_CACHE_DIR", "_RJEM_MALLOC_CONF"),  # scikit-learn, PyTorch, Polars
@@ -57,15 +58,15 @@ NOT_OF_TESTS = {
     *OF_WORKERS,
     "PYTEST_CURRENT_TEST",
 }
-"""Variables that libraries set in this process."""
+"""Variables that libraries set in this process, and that do not count as changes by a test."""
 
 Command = Callable[..., subprocess.CompletedProcess[str]]
 CommandHere = Callable[..., tuple[int, str]]
 
 
-@pytest.hookimpl(trylast=True)  # after the choice by markers
+@pytest.hookimpl(trylast=True)  # after the markers have selected tests
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave MOST_CASES cases of a parametrised test: the first, the last, and others evenly spaced between them."""
+    """Keep MOST_CASES cases of each parametrised test: the first, the last, and others evenly spaced between them."""
     if not MOST_CASES:
         return
     cases_of_test: dict[str, list[pytest.Item]] = {}
@@ -80,15 +81,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_collection_finish() -> None:
-    gc.freeze()  # the modules of all tests are not looked through for garbage, again and again
+    gc.freeze()  # spares the garbage collector the modules of all tests
 
 
 def examples(count: int) -> int:
-    """The examples of a property. By default a tenth of them, others in each run."""
+    """Return how many examples of a property to run. The default is a tenth of `count`, drawn anew in each run."""
     return count if ALL else max(count // 10, 5)
 
 
-# No test is decided by a clock. Of all tests, the same examples in each run: what fails in CI fails at home, too.
+# No test depends on a clock. A run of all tests draws the same examples each time, so that a failure in CI repeats
+# locally.
 settings.register_profile(
     "broadsheet",
     deadline=None,
@@ -100,7 +102,7 @@ settings.load_profile("broadsheet")
 
 
 def random_model(seed: int = 0, symbols: str = PUBLISHED, length: int = 1014, classes: int = 4) -> Model:
-    """Weights of a scale that keeps activations near one, so that scores differ between articles."""
+    """Return a model whose weights keep activations near one, so that scores differ between articles."""
     rng = np.random.default_rng(seed)
     tensors = {}
     for layer in layer_table(len(symbols), length, classes):
@@ -116,13 +118,13 @@ def random_model(seed: int = 0, symbols: str = PUBLISHED, length: int = 1014, cl
 
 @pytest.fixture(scope="session")
 def model() -> Model:
-    """In the published frame: 70 symbols, 1,014 characters, 4 classes."""
+    """A model in the published frame: 70 symbols, 1,014 characters, 4 classes."""
     return random_model()
 
 
 @pytest.fixture(scope="session")
 def small_model() -> Model:
-    """The shortest network there can be, where a test is not about the network."""
+    """A model with the shortest possible network, for tests that are not about the network."""
     return random_model(seed=1, length=123)
 
 
@@ -150,7 +152,7 @@ def processes() -> Iterator[Processes]:
 
 @pytest.fixture(scope="module")
 def chromium() -> Iterator[Any]:
-    """A headless browser, by Playwright."""
+    """A headless browser, driven by Playwright."""
     program = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
     if program is None:
         pytest.skip("no Chromium on the PATH (on Debian: apt-get install chromium)")
@@ -171,7 +173,7 @@ def ag_news() -> Path:
 
 @pytest.fixture(scope="session")
 def broadsheet() -> Command:
-    """Run the command as it is installed."""
+    """A function that runs the installed command in a process of its own."""
 
     def run(*arguments: object, **options: Any) -> subprocess.CompletedProcess[str]:
         process = start("broadsheet", *arguments, **options)
@@ -187,7 +189,10 @@ def broadsheet() -> Command:
 
 @pytest.fixture
 def broadsheet_in_process(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iterator[Command]:
-    """The same within this process, where everything is imported already: called and answered as `broadsheet` is."""
+    """A function that runs the command in this process, where everything is already imported.
+
+    It takes the same arguments as `broadsheet`, and returns the same result.
+    """
     handlers = [(number, signal.getsignal(number)) for number in (signal.SIGTERM, signal.SIGUSR1)]
 
     def run(*arguments: object, env: dict[str, str] | None = None, cwd: Path | None = None):
@@ -195,11 +200,11 @@ def broadsheet_in_process(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captur
         capsys.readouterr()
         with dask.config.set({"distributed.worker.multiprocessing-method": "spawn"}), monkeypatch.context() as changed:
             changed.setattr(sys, "argv", command)
-            changed.setattr(FORKS, "variables", {})  # afterwards no worker is a fork, until a command begins them again
+            changed.setattr(FORKS, "variables", {})  # from here on no worker is a fork, until a command sets this again
             for name, value in (env or {}).items():
                 changed.setenv(name, value)
             if any(os.environ.get(name) != BEGAN_WITH.get(name) for name in {*os.environ, *BEGAN_WITH} - NOT_OF_TESTS):
-                changed.setenv(METHOD, "spawn")  # forks begin in a tenth of the time, with the session's environment
+                changed.setenv(METHOD, "spawn")  # forks start ten times as fast, but with the session's environment
             if cwd is not None:
                 changed.chdir(cwd)
             with pytest.raises(SystemExit) as ended:
@@ -213,7 +218,7 @@ def broadsheet_in_process(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captur
 
 @pytest.fixture
 def broadsheet_here(broadsheet_in_process: Command) -> CommandHere:
-    """Its exit code, and what it printed to stdout and stderr."""
+    """A function that runs the command in this process, and returns its exit code and all that it printed."""
 
     def run(*arguments: object) -> tuple[int, str]:
         done = broadsheet_in_process(*arguments)

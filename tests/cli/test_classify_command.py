@@ -1,4 +1,4 @@
-"""The main job as a command: the output other tools read, the summary, the exit codes."""
+"""The main job as a command: the output that other tools read, the summary, the exit codes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from broadsheet.pipeline.model.charcnn import Model
 def test_the_command_on_many_files_with_bad_rows(
     broadsheet_in_process: Command, small_model_file: Path, tmp_path: Path
 ) -> None:
-    """One run through it all; the output is read by pandas, DuckDB and Dask, and verify finds any damage."""
+    """One run tests everything: pandas, DuckDB and Dask read the output, and verify finds any damage."""
     folder, out = tmp_path / "in", tmp_path / "out"
     folder.mkdir()
     (folder / "a.csv").write_text("id,text,truth\n" + "".join(f'{i},"{t}",1\n' for i, t in enumerate(TEXTS)))
@@ -120,7 +120,7 @@ def test_usage_errors(
     (tmp_path / "bare.csv").write_text("Stocks fell,1\nOil rose,2\n")
     (tmp_path / "nothing").mkdir()
     monkeypatch.chdir(tmp_path)
-    with dask.config.set({"distributed.comm.timeouts.connect": "2s"}):  # for a scheduler that is not there
+    with dask.config.set({"distributed.comm.timeouts.connect": "2s"}):  # for a scheduler that does not exist
         code, told = broadsheet_here("classify", "-o", "out", "--model", small_model_file, *arguments)
     assert message in told
     assert "Traceback" not in told
@@ -145,7 +145,9 @@ def test_overwrite_refuses_a_folder_that_is_not_ours(
 
 @pytest.mark.slow
 def test_the_parent_programs_own_job(broadsheet_in_process: Command, model: Model, tmp_path: Path) -> None:
-    """One-hot fp32 in, params.bin as the model, its answers checked; a column that is not one-hot is quarantined."""
+    """The input is one-hot in fp32, the model is params.bin, and answers are checked. A row with two symbols in one
+    column is quarantined.
+    """
     texts = ["Stocks fell - then rose!", "", "x" * 1014, "a\tb"]
     ids = np.full((4, 1014), 255, np.uint8)
     for i, text in enumerate(texts):
@@ -153,7 +155,7 @@ def test_the_parent_programs_own_job(broadsheet_in_process: Command, model: Mode
             if character in model.alphabet.symbols:
                 ids[i, position] = model.alphabet.symbols.index(character)
     one_hot = (ids[:, None, :] == np.arange(70)[None, :, None]).astype("<f4")
-    one_hot[1, 3, 0] = one_hot[1, 4, 0] = 1  # article 1: two symbols at once
+    one_hot[1, 3, 0] = one_hot[1, 4, 0] = 1  # article 1: two symbols in one column
     one_hot.tofile(tmp_path / "input.bin")
     (tmp_path / "params.bin").write_bytes(to_params(model))
     truth = classify([texts[0], texts[2], texts[3]], model=model)
@@ -182,7 +184,7 @@ def test_the_parent_programs_own_job(broadsheet_in_process: Command, model: Mode
 
 @pytest.mark.slow
 def test_ag_news_with_the_shipped_model(broadsheet: Command, ag_news: Path, tmp_path: Path) -> None:
-    """Real rows, all 7,600, through the command: the accuracy is the one that the model's card says."""
+    """The command labels all 7,600 real rows, and its accuracy is the one on the model's card."""
     out = tmp_path / "out"
     run = broadsheet("classify", ag_news / "test.csv", "-o", out, *AG_NEWS, "--label-column", "class", "--json")
     assert run.returncode == 0, run.stderr

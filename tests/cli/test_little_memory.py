@@ -1,4 +1,6 @@
-"""Commands that load a model, in little memory: as on a laptop of 8 GB, where nothing larger may be asked for."""
+"""Commands that load a model with little memory, as on a laptop of 8 GB, where no larger allocation may be
+asked for.
+"""
 
 from __future__ import annotations
 
@@ -23,13 +25,13 @@ LABELLED = (*TEXTS, "--label-column", "category")
 
 
 def slow(*given: object, needs: str | None = None) -> Any:
-    """A case that `make test` leaves out. needs: a package without which it is skipped."""
+    """Mark a case as slow, so that `make test` leaves it out. needs: a package without which the case is skipped."""
     absent = pytest.mark.skipif(needs is not None and find_spec(needs) is None, reason=f"{needs} is not installed")
     return pytest.param(*given, marks=[absent, pytest.mark.slow])
 
 
 def started(*arguments: object, address_space: int) -> subprocess.Popen[str]:
-    """The command as it is installed. address_space: the bytes that each of its processes may map."""
+    """Start the installed command. address_space: the bytes that each of its processes may map."""
     return subprocess.Popen(
         [COMMAND, *map(str, arguments)],
         stdout=subprocess.PIPE,
@@ -64,7 +66,7 @@ def started(*arguments: object, address_space: int) -> subprocess.Popen[str]:
 def test_a_command_that_loads_a_model_needs_little_memory(
     arguments: tuple[object, ...], gib: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """2 GiB of addresses; where Dask starts workers, or PyTorch trains, 6."""
+    """The limit is 2 GiB of addresses, or 6 GiB where Dask starts workers or PyTorch trains."""
     monkeypatch.chdir(tmp_path)
     process = started(*arguments, address_space=gib * GIB)
     _, errors = process.communicate(timeout=240)

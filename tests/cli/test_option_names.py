@@ -1,4 +1,4 @@
-"""Messages name options as the command has them in the command, and as Python has them in Python."""
+"""Messages name options as flags in the command, and as keywords in Python."""
 
 from __future__ import annotations
 
@@ -50,11 +50,11 @@ OTHER_PROGRAMS = {
     ),
     *("open-mode", "output", "page", "parsable", "preload", "qos", "requeue", "sample", "signal", "time", "trace"),
 }
-"""Flags of Slurm, Dask, Nsight, zstd and of the commands that Python has no function for."""
+"""Flags of Slurm, Dask, Nsight and zstd, and of commands that have no function in Python."""
 
 
 def sources() -> list[Path]:
-    """All but the command's own printing."""
+    """Return the source files, without those that print for the command."""
     found = [file for name in ("pipeline", "cluster") for file in (ROOT / name).rglob("*.py")]
     printing = {ROOT / "pipeline" / "report" / "terminal.py"}
     return [file for file in found if file.parent != ROOT / "pipeline" / "cli" and file not in printing]
@@ -86,8 +86,8 @@ def test_flags_become_keywords_and_nothing_else_changes(message: str, expected: 
 
 @pytest.mark.slow
 def test_every_flag_in_a_message_is_known() -> None:
-    """Of any string but docstrings and the texts of options: a flag that Python could not name would be shown to its
-    users.
+    """The test reads every string except docstrings and the help of options. Python could not translate an unknown
+    flag, and would show it to its users.
     """
     options = [*TABLE.values(), *TRAIN.values()]
     texts = {text for option in options for text in (option.help, option.more)}
@@ -107,19 +107,19 @@ def test_every_flag_in_a_message_is_known() -> None:
 def test_known_flags_are_keywords_of_public_functions() -> None:
     functions = (pipeline.select, classify, pipeline.verify, pipeline.calibrate, evaluate_labels, connect)
     found = {name: p.default for function in functions for name, p in inspect.signature(function).parameters.items()}
-    found["learning_rate"] = 0.001  # of `train.Recipe`
+    found["learning_rate"] = 0.001  # an option of `train.Recipe`
     found |= dict.fromkeys(
         ("balanced", "fine_tune", "keep_network", "keep_teacher", "multi_label"), False
-    )  # of `train.train`
-    found["classes"] = None  # of `model.params_file.from_params`
-    found["encoder"] = None  # of `train.train`
+    )  # an option of `train.train`
+    found["classes"] = None  # an option of `model.params_file.from_params`
+    found["encoder"] = None  # an option of `train.train`
     for flag, is_switch in FLAGS.items():
         default = found[flag.replace("-", "_")]
         assert (default is False or flag == "tls") == is_switch, flag
 
 
 def test_an_error_in_another_keeps_the_flags_it_was_written_with() -> None:
-    """`str` is Python's: an error made of another's `str` would show Python's words in the command."""
+    """`str` gives Python's words, so an error made from another's `str` would show them in the command."""
     wrong = []
     for file in sources():
         for handler in (n for n in ast.walk(ast.parse(file.read_text())) if isinstance(n, ast.ExceptHandler)):

@@ -1,4 +1,6 @@
-"""An option of training is one entry of its table: keyword, flag, help, documentation and check follow from it."""
+"""An option of training is one entry of its table, from which its keyword, flag, help, documentation and
+check follow.
+"""
 
 from __future__ import annotations
 
@@ -62,7 +64,7 @@ def test_commands_of_labelled_data_read_files_as_classify_does(name: str) -> Non
 
 
 def test_a_csv_of_another_encoding_is_learned_and_measured(broadsheet_here: CommandHere, tmp_path: Path) -> None:
-    """As spreadsheets of western Europe write it. A label with a letter that is no ASCII comes out as it went in."""
+    """Spreadsheets of western Europe write this encoding. A label with a letter outside ASCII stays the same."""
     choose = random.Random(0).choice
     words = {"Käse": ("brie", "crème", "lait"), "Auto": ("moteur", "roue", "vitesse")}
     rows = [

@@ -1,4 +1,4 @@
-"""- and -o -: labels in a pipe, a line at a time, as another program sees them."""
+"""- and -o -: labels in a pipe, line by line, as another program sees them."""
 
 from __future__ import annotations
 
@@ -43,13 +43,13 @@ DATA = {
 
 
 def stdin_of(data: bytes, kind: str | None, piece: int = 1 << 20) -> Stdin:
-    """Data that arrives through a real pipe, in pieces."""
+    """Return a stdin whose data arrives through a real pipe, in pieces."""
     reading, writing = os.pipe()
 
     def write() -> None:
         with suppress(OSError), open(writing, "wb", buffering=0) as stream:
             for at in range(0, len(data), piece):
-                while at and ioctl(reading, FIONREAD, bytes(4)) != bytes(4):  # the piece before is not read yet
+                while at and ioctl(reading, FIONREAD, bytes(4)) != bytes(4):  # the previous piece has not been read yet
                     time.sleep(0.0001)
                 stream.write(data[at : at + piece])
 
@@ -67,7 +67,7 @@ def rows_of(source: Stdin | Paths, model: Model, **options: object) -> list[dict
 def test_what_is_piped_in_has_the_rows_and_bits_of_a_file(
     client: Client, small_model: Model, tmp_path: Path, kind: str
 ) -> None:
-    """However it arrives; every row is there in its place, a bad one with the reason."""
+    """The pieces may have any size. Every row is in its place, and a bad row has the reason."""
     path = tmp_path / f"in.{'txt' if kind == 'text' else kind}"
     path.write_bytes(DATA[kind])
     keep = {"keep": "text" if kind == "text" else "id"}
@@ -98,7 +98,7 @@ def test_options_in_a_pipe(small_model: Model) -> None:
     assert every[0]["score"] == every[0][f"score_{every[0]['label']}"]
     label = every[0]["label"]
     chosen = rows_of(stdin_of(DATA["jsonl"], "jsonl"), small_model, where=f'label == "{label}"')
-    assert [row["row"] for row in chosen] == [r["row"] for r in every if r["label"] in (label, None)]  # none is lost
+    assert [row["row"] for row in chosen] == [r["row"] for r in every if r["label"] in (label, None)]  # no row is lost
     endless = stdin_of(b"a line\n" * 5 + b"x" * 100, None)
     assert [row["row"] for row in rows_of(endless, small_model, limit=3)] == [0, 1, 2]
     out = io.BytesIO()
@@ -141,7 +141,7 @@ def test_a_job_over_stdin(client: Client, small_model: Model, tmp_path: Path) ->
 
 @pytest.mark.slow
 def test_each_line_has_its_label_before_the_next_one_comes(small_model_file: Path) -> None:
-    """And stdout has nothing else; a pipe that is closed, and SIGTERM, end it without a word."""
+    """Stdout has nothing else. A closed pipe and SIGTERM end the command silently."""
     command = [sys.executable, "-m", "broadsheet", "classify", "-", "-o", "-", "--model", str(small_model_file)]
     ends = []
     for ending in ("a closed pipe", "a signal"):
@@ -161,7 +161,7 @@ def test_each_line_has_its_label_before_the_next_one_comes(small_model_file: Pat
 
 @pytest.mark.slow
 def test_stdout_that_is_closed_or_full_is_told_without_a_traceback(small_model_file: Path, tmp_path: Path) -> None:
-    """Of a job too, which is done all the same; what it writes never gets the number of stdout."""
+    """A job finishes all the same, and none of its files ever gets the file number of stdout."""
     (tmp_path / "in.csv").write_bytes(DATA["csv"])
     broadsheet = (sys.executable, "-m", "broadsheet")
     for *command, end, code, message in (

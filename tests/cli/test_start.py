@@ -1,4 +1,6 @@
-"""What starts quickly imports little; `broadsheet` is the face of `pipeline`, also where a user's file hides that."""
+"""What starts quickly imports little. `broadsheet` exposes `pipeline`, even where a user's file of that name
+hides it.
+"""
 
 from __future__ import annotations
 
@@ -96,7 +98,7 @@ def test_the_version_comes_with_what_a_bug_report_needs() -> None:
 
 
 def test_an_extra_is_named_only_where_all_that_it_needs_is_there(tmp_path: Path) -> None:
-    """An extra that is another one, such as `sklearn`, is there with it and not without."""
+    """An extra that includes another one, such as `sklearn`, counts as installed only together with it."""
     about = tmp_path / "scikit_learn-0.1.dist-info" / "METADATA"
     about.parent.mkdir()
     about.write_text("Metadata-Version: 2.1\nName: scikit-learn\nVersion: 0.1\n")
@@ -118,7 +120,7 @@ def test_an_argument_that_is_none_is_named_with_the_one_that_was_meant() -> None
 
 
 def test_the_shell_completes_options_without_heavy_packages() -> None:
-    """As bash asks for it."""
+    """The test asks for completions as bash does."""
     code = f"from broadsheet.__main__ import main; {SHOW.format([])}"
     code += f"\nprint('loaded:', sorted({HEAVY!r} & set(sys.modules)))"
     asked = {"_BROADSHEET_COMPLETE": "complete_bash", "COMP_WORDS": "broadsheet classify --text-c", "COMP_CWORD": "2"}
@@ -150,9 +152,10 @@ def test_the_face_has_the_names_of_the_package() -> None:
 def test_files_of_the_users_that_bear_our_folders_names_change_nothing(
     small_model_file: Path, tmp_path: Path, how: str
 ) -> None:
-    """Neither in the process nor in its workers: a `pipeline.py` or a folder `cluster` is as good as any. And a job
-    whose dashboard nobody opens does without Bokeh. The workers of a command are forks of a process that has imported
-    what they need, in the environment in which they are to begin.
+    """A `pipeline.py` or a folder `cluster` of the user's changes nothing in the process or in its workers.
+
+    A job whose dashboard nobody opens does not import Bokeh. The command's workers are forks of a process that has
+    imported what they need, with the environment in which they start.
     """
     (tmp_path / "cluster").mkdir()
     for name in ("pipeline.py", "cluster/__init__.py"):
@@ -181,7 +184,8 @@ def test_files_of_the_users_that_bear_our_folders_names_change_nothing(
         ],
         cwd=tmp_path,
         env={
-            **{name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ},  # of a shell, not of pytest
+            # The environment of a shell, not of pytest.
+            **{name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ},
             "PYTHONPATH": str(ROOT),
             "DASK_DISTRIBUTED__WORKER__PRELOAD": str(tmp_path / "tell.py"),
         },
@@ -205,15 +209,15 @@ class Others(PathFinder):
         return None if name in ("bokeh", "duckdb", "pandas") else PathFinder.find_spec(name, path, target)
 sys.meta_path[sys.meta_path.index(PathFinder)] = Others
 """
-"""Code of a process that finds none of their packages."""
+"""Code for a process that finds none of their packages."""
 
 
 @pytest.mark.slow
 def test_a_damaged_module_of_the_readers_keeps_no_job_from_starting(
     broadsheet: Command, small_model_file: Path, tmp_path: Path
 ) -> None:
-    """The process whose forks are workers imports it, and would end: Dask then waits for ever. Bytecode that a full
-    disk has cut, for example.
+    """The process whose forks are workers imports the module, and would end, and then Dask would wait for ever. An
+    example is bytecode that a full disk has cut off.
     """
     (tmp_path / "news.txt").write_text("Stocks fell on Monday\n")
     bytecode = tmp_path / "bytecode"
@@ -228,7 +232,7 @@ def test_a_damaged_module_of_the_readers_keeps_no_job_from_starting(
 
 @pytest.mark.slow
 def test_a_job_does_without_the_packages_of_extras(broadsheet: Command, small_model_file: Path, tmp_path: Path) -> None:
-    """Nothing that is not asked for needs Bokeh, DuckDB or pandas; what is names its extra."""
+    """No job needs Bokeh, DuckDB or pandas unless you ask for what they do. The message then names the extra."""
     (tmp_path / "sitecustomize.py").write_text(WITHOUT_EXTRAS)
     (tmp_path / "news.txt").write_text("Stocks fell on Monday\nRain in Paris\n")
     out, env = tmp_path / "out", {"PYTHONPATH": os.pathsep.join(map(str, (tmp_path, ROOT)))}
@@ -257,7 +261,9 @@ def commands() -> dict[str, Any]:
 
 @pytest.mark.slow
 def test_an_option_is_one_entry_of_the_table() -> None:
-    """All else follows from it: keywords, flags and their help, what messages call it, and what the record holds."""
+    """The rest follows from the entry: keywords, flags and their help, the name in messages, and the record's
+    content.
+    """
     for name, option in TABLE.items():
         flag = f"--{name.replace('_', '-')}"
         assert getattr(Options(), name) == option.default
@@ -279,7 +285,7 @@ def test_an_option_is_one_entry_of_the_table() -> None:
     }
     called |= dict.fromkeys(("overlap", "window_score"), "windows")
     recorded = {called.get(name, name) for name, option in TABLE.items() if option.recorded}
-    # Two follow from the models, and one is of `select`.
+    # The models imply two of these, and one belongs to `select`.
     assert recorded == set(Settings.__struct_fields__) - {"models", "multi_label", "chosen"}
 
 

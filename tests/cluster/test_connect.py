@@ -1,4 +1,4 @@
-"""Where workers come from: what `connect` starts, refuses and says; the doctor."""
+"""Where workers come from: the clusters that `connect` starts, refuses and describes; and the doctor."""
 
 from __future__ import annotations
 
@@ -82,9 +82,10 @@ def test_without_gpus_the_protocol_is_tcp_and_says_why() -> None:
 def test_a_small_job_on_a_warm_cluster_costs_few_requests(
     client: Client, small_model: Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Counts what the client asks of the scheduler. Text goes straight to the workers, and nothing is asked twice.
+    """The test counts what the client asks of the scheduler. Text goes straight to the workers, and nothing is asked
+    twice.
 
-    Dask asks for things of its own between the requests of a job, so only what each of five jobs asked for counts.
+    Dask asks for things of its own between the requests of a job, so only requests that all five jobs made count.
     """
     pipeline.classify(TEXTS, model=small_model, client=client, device="cpu")
     asked: list[str] = []
@@ -100,11 +101,11 @@ def test_a_small_job_on_a_warm_cluster_costs_few_requests(
     for _ in range(5):
         asked.clear()
         pipeline.classify(TEXTS, model=small_model, client=client, device="cpu", chunk_size=30)
-        wait_until(lambda: asked.count("set_metadata") >= 2)  # for the dashboard; nobody waits for it
+        wait_until(lambda: asked.count("set_metadata") >= 2)  # for the dashboard; no code waits for it
         jobs.append(Counter(asked))
     in_each_job = reduce(and_, jobs)
     assert 1 <= in_each_job.pop("gather") <= 3
-    of_dask = {"set_metadata", "identity"}  # the second: Dask's client asks every two seconds what workers there are
+    of_dask = {"set_metadata", "identity"}  # Dask's client asks for "identity" every two seconds, to learn of workers
     assert {name: count for name, count in in_each_job.items() if name not in of_dask} == {
         "run_function": 1,
         "ncores_running": 1,
@@ -131,15 +132,16 @@ def test_a_small_job_sends_its_graph_at_once_and_releases_its_chunks_at_its_end(
         return kept(rpc, name)
 
     def is_in_order(ours: list[str]) -> bool:
-        """One graph; then all that is asked about results; then all that is no longer needed."""
+        """Return whether the messages are one graph, then requests about results, then releases."""
         releases = len(ours) - ours.index("client-releases-keys")
         return ours.count("update-graph") == 1 and {*ours[-releases:]} == {"client-releases-keys"}
 
     monkeypatch.setattr(BatchedSend, "send", send)
     monkeypatch.setattr(PooledRPCCall, "__getattr__", ask)
     jobs: list[list[str]] = []
-    while len(jobs) < 20 and not (jobs and is_in_order(jobs[-1])):  # on a busy machine, a job may be sent in parts
-        gc.collect()  # Dask sends messages about what earlier tests left
+    # On a busy machine, a job may be sent in several batches.
+    while len(jobs) < 20 and not (jobs and is_in_order(jobs[-1])):
+        gc.collect()  # Dask sends messages about what earlier tests left behind
         time.sleep(0.1)
         events.clear()
         pipeline.classify(TEXTS, model=small_model, client=client, device="cpu", chunk_size=6)
@@ -189,9 +191,9 @@ def test_a_script_for_slurm_is_printed_and_a_wrong_setting_refused(
 def test_the_doctor_finds_nothing_wrong_here(
     broadsheet: Command, broadsheet_in_process: Command, tmp_path: Path, protocol: str
 ) -> None:
-    """But with UCX, which has to be named, that it has no TLS."""
+    """With UCX, which you have to ask for, its only finding is that UCX has no TLS."""
     env = {"COLUMNS": "80"} | ({} if count_gpus() else {"UCX_TLS": "tcp,self"})
-    doctor = broadsheet if protocol == "ucx" else broadsheet_in_process  # UCX stays in the process that has it
+    doctor = broadsheet if protocol == "ucx" else broadsheet_in_process  # once loaded, UCX stays in a process
     run = doctor("doctor", "-o", tmp_path / "out", "--protocol", protocol, env=env)
     assert run.returncode == 0, run.stdout + run.stderr
     assert max(map(len, run.stdout.splitlines())) <= 80
@@ -208,7 +210,7 @@ def test_the_doctor_finds_nothing_wrong_here(
 def test_the_doctor_names_what_is_wrong_with_a_cluster(
     broadsheet_in_process: Command, processes: Processes, tmp_path: Path
 ) -> None:
-    """A worker whose `broadsheet` is a folder of the user's, and that sees another output folder."""
+    """The worker's `broadsheet` is a folder of the user's, and the worker sees another output folder."""
     file, shadow = tmp_path / "scheduler.json", tmp_path / "shadow"
     (shadow / "broadsheet").mkdir(parents=True)
     (shadow / "broadsheet" / "__init__.py").write_text("# an analysis of newspapers\n")
@@ -217,7 +219,7 @@ def test_the_doctor_names_what_is_wrong_with_a_cluster(
     )
     here = ["worker", "--scheduler-file", file, "--host", "127.0.0.1", "--no-nanny", "--no-dashboard"]
     processes.dask(*here)
-    # From another folder: `python -m` looks for modules in the current one first.
+    # Start in another folder, because `python -m` looks for modules in the current one first.
     processes.dask(*here, env={"PYTHONPATH": f"{shadow}{os.pathsep}{ROOT}"}, cwd=tmp_path)
     wait_until(file.exists)
     with Client(scheduler_file=str(file)) as client:
@@ -230,7 +232,7 @@ def test_the_doctor_names_what_is_wrong_with_a_cluster(
     assert "rename your own folder" in findings["imports"]["remedy"]
     assert findings["output folder"]["verdict"] == "FAILURE"
     assert findings["TLS"]["found"] == "none: any user of this host can run code as you"
-    assert findings["listening"]["verdict"] == "warning"  # its dashboard, on every interface
+    assert findings["listening"]["verdict"] == "warning"  # the dashboard listens on every interface
     assert findings["transfer, tcp"]["verdict"] == "ok"
 
 
@@ -244,7 +246,7 @@ def test_the_doctor_names_what_is_wrong_with_a_cluster(
     ],
 )
 def test_what_is_no_scheduler_is_named(first: bytes, then: bytes, told: str) -> None:
-    """What speaks first, and what answers only a request, as a web server does."""
+    """One such server speaks first, and the other only answers requests, as a web server does."""
     with socket.create_server(("127.0.0.1", 0)) as server, ThreadPoolExecutor(1) as pool:
 
         def answer() -> None:

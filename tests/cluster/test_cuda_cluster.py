@@ -1,4 +1,6 @@
-"""Clusters of this machine's GPUs: one worker and one CUDA context for each, and one's labels whatever their number."""
+"""Clusters of this machine's GPUs: one worker and one CUDA context for each, and the same labels for any number of
+GPUs.
+"""
 
 from __future__ import annotations
 
@@ -31,12 +33,12 @@ protocols = pytest.mark.parametrize(
     ["tls", pytest.param("ucx", marks=pytest.mark.skipif(not has_ucx(), reason="distributed-ucxx is not installed"))],
 )
 ROWS, CHUNK_ROWS = 20_000, 1_000
-MANY_ROWS = 25  # in each of so many chunks that a job is still under way when it is disturbed
+MANY_ROWS = 25  # rows in each chunk; enough for a job to be still under way when the test disturbs it
 
 
 @pytest.fixture(scope="module")
 def news(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Articles of every length, from none to more than the model reads."""
+    """Articles of every length, from empty to longer than the model reads."""
     path = tmp_path_factory.mktemp("news") / "in.csv"
     path.write_text("text\n" + "".join(f'"{"stocks fell, goals rose; " * (i % 50)}{i}"\n' for i in range(ROWS)))
     return path
@@ -51,7 +53,7 @@ def by_one(news: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def contexts() -> Counter[int]:
-    """Processes with a CUDA context on each GPU."""
+    """Return the number of processes with a CUDA context on each GPU."""
     import pynvml
 
     pynvml.nvmlInit()
@@ -129,7 +131,7 @@ def test_every_gpu_takes_part(news: Path, tmp_path: Path) -> None:
 
 
 def test_a_model_that_goes_gives_its_device_memory_back(news: Path, tmp_path: Path) -> None:
-    """Engines stay side by side, so many at most: with three more models the GPU holds what it held before."""
+    """A limited number of engines stays loaded: after three more models the GPU holds as much memory as before."""
     first = pipeline.load_model("ag-news")
 
     def other(number: int) -> pipeline.Model:
@@ -145,7 +147,9 @@ def test_a_model_that_goes_gives_its_device_memory_back(news: Path, tmp_path: Pa
 
 
 def test_the_command_uses_the_gpus_unless_told(processes: Processes, news: Path, by_one: Path, tmp_path: Path) -> None:
-    """One GPU within its own process; killed, the job goes on there, and its bytes are those of a cluster."""
+    """With one GPU, the command computes in its own process. A killed job resumes there, with the bytes of a
+    cluster.
+    """
     out = tmp_path / "out"
     command = (sys.executable, "-m", "broadsheet", "classify")
     killed = processes.start(*command, news, "-o", out, "--chunk-size", CHUNK_ROWS)

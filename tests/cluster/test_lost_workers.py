@@ -33,13 +33,15 @@ from broadsheet.pipeline import classify
 
 @pytest.fixture(scope="module")
 def job(small_model_file: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[list, Path]:
-    """Chunks enough that they are not all in flight at once."""
+    """A job with more chunks than are in flight at once."""
     return run_undisturbed(small_model_file, tmp_path_factory.mktemp("job"), rows=120, chunk_size=2)
 
 
 @pytest.fixture
 def slow(tmp_path: Path) -> dict[str, str]:
-    """Workers take a third of a second to write a chunk, so that a job can be caught in the middle."""
+    """Slow workers down to a third of a second for writing a chunk, so that a test can disturb the job in its
+    middle.
+    """
     (tmp_path / "slow.py").write_text(SLOW)
     return {"DASK_DISTRIBUTED__WORKER__PRELOAD": str(tmp_path / "slow.py")}
 
@@ -48,8 +50,9 @@ def slow(tmp_path: Path) -> dict[str, str]:
 def test_a_worker_stopped_past_its_time_to_live_goes_on_and_harms_nothing(
     broadsheet_in_process: Command, job, processes: Processes, tmp_path: Path
 ) -> None:
-    """It stops on its way to write a part, and is named soon; the job ends without it; then it writes that part and its
-    entry again.
+    """The worker stops before it writes a part, and a message names it soon.
+
+    The job ends without it. Then the worker continues, and writes that part and its entry again.
     """
     arguments, undisturbed = job
     _, file = start_scheduler(processes, tmp_path, WORKER_TTL="20s")
@@ -87,7 +90,7 @@ async def dask_setup(worker):
 
     worker.handlers[kind] = handle
 """
-"""A worker with this preload is killed by the message of a kind that has this number, once."""
+"""A preload that kills its worker, once, at the message with this number among messages of a kind."""
 
 
 @pytest.mark.slow
@@ -98,8 +101,10 @@ async def dask_setup(worker):
 def test_a_worker_that_is_lost_while_the_job_is_prepared_is_waited_for(
     broadsheet_in_process: Command, job, processes: Processes, tmp_path: Path, message: str, healthy: int
 ) -> None:
-    """Before the first plugin is there, before the second, and after both; alone, or beside a healthy worker. Its nanny
-    starts it again.
+    """The worker is lost before the first plugin arrives, before the second, or after both, alone or beside a healthy
+    worker.
+
+    Its nanny starts it again.
     """
     arguments, undisturbed = job
     scheduler, file = start_scheduler(processes, tmp_path)
@@ -141,7 +146,7 @@ def test_workers_with_too_little_memory_are_named_with_their_limit(
 def test_without_workers_a_job_ends_after_the_wait_that_its_message_states(
     broadsheet_in_process: Command, job, processes: Processes, slow: dict[str, str], tmp_path: Path
 ) -> None:
-    """None that comes at all; then all of them gone in mid-job."""
+    """No worker ever comes, or all workers are lost in the middle of the job."""
     arguments, _ = job
     _, file = start_scheduler(processes, tmp_path, NO_WORKERS_TIMEOUT="3s")
     out = tmp_path / "out"
@@ -154,7 +159,8 @@ def test_without_workers_a_job_ends_after_the_wait_that_its_message_states(
     command = processes.broadsheet(*resume, env={"DASK_DISTRIBUTED__SCHEDULER__NO_WORKERS_TIMEOUT": "1 day"})
     wait_until(lambda: committed(out) >= 3)
     worker.kill()
-    _, errors = command.communicate(timeout=240)  # the wait is the scheduler's, not that of the command's own settings
+    # The scheduler decides how long to wait, and not the command's settings.
+    _, errors = command.communicate(timeout=240)
     assert command.returncode == 1
     assert "the cluster has lost all its workers and no other has joined" in errors
     assert "(waited 3 s)" in errors
@@ -165,8 +171,10 @@ def test_without_workers_a_job_ends_after_the_wait_that_its_message_states(
 def test_a_worker_of_another_kind_that_joins_is_refused(
     processes: Processes, small_model_file: Path, slow: dict[str, str], tmp_path: Path
 ) -> None:
-    """Workers may join at any time; scores must not depend on which did. The chunks of a file of more than 64 KiB are
-    handed out one by one, so that the one that joins gets some: the first is held up until then.
+    """Workers may join at any time, and the scores must not depend on them.
+
+    The chunks of a file of more than 64 KiB are handed out one by one. The first worker is held up until the other
+    joins, so that both get some.
     """
     (tmp_path / "in.csv").write_text("text\n" + f"{'words ' * 200}\n" * 240)
     _, file = start_scheduler(processes, tmp_path)
@@ -208,7 +216,7 @@ def test_a_job_told_to_stop_finishes_what_is_in_flight(
 def test_a_worker_that_closes_in_the_middle_of_a_heartbeat_says_nothing(
     is_quiet: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Nothing that a cluster of ours would show: without the plugin there is a traceback by Tornado's logger."""
+    """Our clusters must log nothing. Without the plugin, Tornado's logger prints a traceback."""
     log = logging.getLogger("tornado.application")
 
     async def run() -> None:
@@ -235,7 +243,7 @@ def test_a_worker_that_closes_in_the_middle_of_a_heartbeat_says_nothing(
     log.addHandler(caplog.handler)
     caplog.handler.setLevel(logging.WARNING)  # Dask's embedded cluster has silenced it
     kept = list(log.filters)
-    log.filters.clear()  # the plugin's own, where a worker ran in this process before
+    log.filters.clear()  # the plugin's own filter, if a worker ran in this process before
     try:
         asyncio.run(run())
     finally:

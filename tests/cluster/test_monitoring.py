@@ -24,7 +24,7 @@ TEXTS = [*(f"Article {i} of the day" for i in range(40)), None]
 
 
 def figures(url: str) -> dict[str, float]:
-    """Values by name and labels."""
+    """Return the values by name and labels."""
     with urllib.request.urlopen(url, timeout=240) as answer:
         text = answer.read().decode()
     return {name: float(value) for name, value in re.findall(r"^(broadsheet_\S+) (\S+)$", text, re.MULTILINE)}
@@ -80,7 +80,7 @@ def _names(panel: dict) -> list[str]:
 
 
 def test_a_cluster_of_ours_tells_them_behind_its_link(small_model: Model) -> None:
-    """Of several in a process, the last one does."""
+    """Where a process has several clusters, the last one shows the metrics."""
     with connect(processes=False) as client:
         classify(TEXTS, model=small_model, client=client)
         found = figures(client.dashboard_link.replace("/status", "/metrics"))
@@ -102,19 +102,20 @@ READ_CARDS = """name => Object.fromEntries(
 def test_the_page_shows_a_running_job_until_it_ends(
     processes: Processes, small_model_file: Path, tmp_path: Path, chromium: Any
 ) -> None:
-    # What is quarantined is known once a range has ended. The second goes on once the page was read, and then the rest.
+    # Quarantined rows are known once a range has ended. The second range goes on once the test has read the page, then
+    # the rest.
     go, end = (f"os.path.exists({str(tmp_path / name)!r})" for name in ("go", "end"))
     held = f"0.05 if arguments[0].part < 1 + {go} or {end} else 5"
     (tmp_path / "slow.py").write_text(slowed("read", held))
-    line = f'{{"text": "{"x" * 800}"}}\n'  # in all above 64 KiB, so that both workers have some
-    bad = f'{{"text": 3{" " * 801}}}\n'  # as long, since the share is of bytes
+    line = f'{{"text": "{"x" * 800}"}}\n'  # more than 64 KiB in all, so that both workers have some
+    bad = f'{{"text": 3{" " * 801}}}\n'  # of equal length, because the page shows the share of bytes
     (tmp_path / "in.jsonl").write_text(bad * BAD + line * (ROWS - BAD))
     job = processes.broadsheet(
         "classify", tmp_path / "in.jsonl", "-o", tmp_path / "out", "--model", small_model_file, "--chunk-size", 4,
         "--workers", 2, env={"DASK_DISTRIBUTED__WORKER__PRELOAD": str(tmp_path / "slow.py")},
     )  # fmt: skip
     assert job.stderr is not None
-    first = next(line for line in job.stderr if line.startswith("dashboard"))  # after lines for the phases before it
+    first = next(line for line in job.stderr if line.startswith("dashboard"))  # lines for earlier phases come before it
     link = re.fullmatch(r"dashboard: (http://127\.0\.0\.1:\d+/t\w{32}/broadsheet)\n", first)
     assert link, first
     page = chromium.new_page(viewport={"width": 1100, "height": 640})
@@ -122,7 +123,7 @@ def test_the_page_shows_a_running_job_until_it_ends(
     page.get_by_role("heading", name="Broadsheet").wait_for(timeout=240_000)
 
     def shown() -> dict[str, str]:
-        """The figure under each name, all of one moment: the page changes while it is read."""
+        """Return the figure under each name, all read at once, because the page changes meanwhile."""
         found: dict[str, str] = page.get_by_text("chunks done", exact=True).evaluate(READ_CARDS)
         return found
 
@@ -131,8 +132,8 @@ def test_the_page_shows_a_running_job_until_it_ends(
     figures = shown()
     done, flying = int(figures["chunks done"]), int(figures["tasks in flight"])
     assert 0 < flying <= ROWS // 4
-    articles = int(figures["articles done"])  # of how many is not known: nothing counts a plain file
-    assert 4 * (done - 1) < articles <= 4 * done  # the last chunk of a range has fewer
+    articles = int(figures["articles done"])  # the page shows no total, because a plain file is not counted
+    assert 4 * (done - 1) < articles <= 4 * done  # the last chunk of a range has fewer rows
     assert figures["of the input"] == f"{articles / ROWS:.0%}"
     assert figures["quarantined rows"] == str(BAD)
     assert re.fullmatch(r"0:0\d:\d\d", figures["time left"])
@@ -145,7 +146,7 @@ def test_the_page_shows_a_running_job_until_it_ends(
     assert _colors_of(picture) >= {(0x2A, 0x9D, 0x5C), (0xE4, 0xE4, 0xE4)}  # the line, and workers that wait
     (tmp_path / "go").touch()
     wait_until(lambda: int(shown()["chunks done"]) > done)
-    (tmp_path / "end").touch()  # with the job the page goes
+    (tmp_path / "end").touch()  # the page goes with the job
     assert job.wait(240) == 0
 
 

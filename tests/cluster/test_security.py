@@ -1,4 +1,4 @@
-"""Other users of this host: they reach loopback as we do, and get nowhere. And what a site's settings may say."""
+"""Other users of this host can reach loopback as we do, and get nowhere; and settings that a site may have."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ as_another = pytest.mark.skipif(os.geteuid() != 0, reason="becoming another user
 
 
 def another_user(client: Client) -> list:
-    """What the user "nobody" gets: by code on the cluster, in its folders, on its HTTP servers."""
+    """Return what the user "nobody" gets from code on the cluster, from its folders, and from its HTTP servers."""
     parts, workers = urlsplit(client.scheduler.address), client.scheduler_info(n_workers=-1)["workers"]
     ports = [urlsplit(client.dashboard_link).port, *(worker["services"]["dashboard"] for worker in workers.values())]
     pages = [f"http://127.0.0.1:{port}/{page}" for port in ports for page in PAGES]
@@ -86,29 +86,30 @@ def test_another_user_of_this_host_can_neither_run_nor_read_anything(client: Cli
     plain, with_tls, folders, pages = another_user(client)
     assert plain not in (0, NOBODY)
     assert with_tls not in (0, NOBODY)
-    assert len(folders) >= 3  # the cluster's own, certificates, workers
+    assert len(folders) >= 3  # the cluster's own, the certificates', the workers'
     assert set(folders) == {"PermissionError"}
     sitemaps = [page for page, name in zip(pages, PAGES * 3, strict=True) if name == "sitemap.json"]
-    assert sitemaps == ["HTTPError", 200, 200]  # a worker's HTTP server has only that, and it is empty
+    assert sitemaps == ["HTTPError", 200, 200]  # a worker's HTTP server has only an empty sitemap
     assert pages.count("HTTPError") == len(pages) - 2
 
 
 @pytest.mark.slow
 @as_another
 def test_without_tls_another_user_runs_code_as_you_and_you_are_told(capsys: pytest.CaptureFixture[str]) -> None:
-    """The same attack succeeds there, so the test above means something."""
+    """The same attack succeeds without TLS, which shows that the test above can fail."""
     with connect(workers=1, tls=False) as client:
         assert "without TLS: any user of this host can run code as you" in capsys.readouterr().err
         assert another_user(client)[0] == os.getuid()
 
 
 ALERT = 0x15
-"""The first byte of what TLS says to who does not speak it."""
+"""The first byte of a TLS alert, which a server sends to a client that does not speak TLS."""
 
 
 def answer(port: int, context: ssl.SSLContext | None) -> bytes:
-    """What a port sends to an unknown client until it hangs up: Dask's side of a connection begins with a greeting. To
-    one without TLS, who says something else, beside an alert.
+    """Return what a port sends to an unknown client until it hangs up.
+
+    Dask begins a connection with a greeting. A client without TLS sends something else, and may get an alert.
     """
     with socket.create_connection(("127.0.0.1", port), timeout=240) as plain:
         try:
@@ -126,7 +127,7 @@ def answer(port: int, context: ssl.SSLContext | None) -> bytes:
 
 
 def stranger(folder: Path | None) -> ssl.SSLContext:
-    """A client that trusts anyone, with another job's certificate or none."""
+    """Return the context of a client that trusts anyone, with another job's certificate or none."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE
@@ -136,12 +137,12 @@ def stranger(folder: Path | None) -> ssl.SSLContext:
 
 
 def test_a_stranger_gets_nothing_from_any_port(client: Client, tmp_path: Path) -> None:
-    """Without this job's certificate no port of scheduler, nannies and workers answers."""
+    """No port of the scheduler, the nannies and the workers answers without this job's certificate."""
     make_certificates(tmp_path / "another")
     assert (tmp_path / "another").stat().st_mode & 0o777 == 0o700
     assert {file.stat().st_mode & 0o777 for file in (tmp_path / "another").iterdir()} == {0o600}
     certificate = load_pem_x509_certificate((tmp_path / "another" / "certificate.pem").read_bytes())
-    assert certificate.not_valid_before_utc <= datetime.now(UTC) - timedelta(days=1)  # the clock may be set back
+    assert certificate.not_valid_before_utc <= datetime.now(UTC) - timedelta(days=1)  # clocks may be set back
     workers = client.scheduler_info(n_workers=-1)["workers"]
     addresses = [client.scheduler.address, *workers, *(worker["nanny"] for worker in workers.values())]
     assert len(addresses) == 5
@@ -162,7 +163,7 @@ def test_a_worker_within_this_process_listens_nowhere() -> None:
 
 
 def upgrade(link: str, page: str, **headers: str) -> str:
-    """The status line that a websocket gets."""
+    """Return the status line that answers a websocket request."""
     parts = urlsplit(link)
     lines = [f"GET {parts.path.removesuffix('/status')}/{page} HTTP/1.1", "Upgrade: websocket", "Connection: Upgrade",
              "Sec-WebSocket-Version: 13", "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ=="]  # fmt: skip
@@ -173,7 +174,7 @@ def upgrade(link: str, page: str, **headers: str) -> str:
 
 
 def test_a_page_elsewhere_cannot_use_the_dashboard_through_a_browser(client: Client) -> None:
-    """Not even with the link: neither by a websocket, nor by a name of its own that leads to 127.0.0.1."""
+    """Even with the link, neither a websocket nor a domain name that resolves to 127.0.0.1 helps the page."""
     link = client.dashboard_link
     own = f"http://{urlsplit(link).netloc}"
     for page in ("status/ws", "eventstream"):
@@ -182,7 +183,7 @@ def test_a_page_elsewhere_cannot_use_the_dashboard_through_a_browser(client: Cli
         for foreign in ({"Origin": "http://example.com"}, {"Origin": "null"}, {"Origin": "http://127.0.0.1:1"},
                         {"Host": "example.com"}, {"Host": "example.com", "Origin": "http://example.com"}):  # fmt: skip
             assert upgrade(link, page, **foreign) == "HTTP/1.1 404 Not Found", foreign
-    validate(False)  # as two pages that were updated at once by two threads leave it
+    validate(False)  # the state in which two threads that update two pages at once leave it
     assert urlopen(link).status == 200
     with pytest.raises(HTTPError, match="404"):
         urlopen(Request(link, headers={"Host": "rebound.example.com"}))

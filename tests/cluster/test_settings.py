@@ -1,4 +1,4 @@
-"""What Dask is configured with: the same on every kind of cluster, but for what the user has set."""
+"""Dask's configuration: the same on every kind of cluster, except for what the user has set."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ from broadsheet.cluster.settings import SETTINGS, THREADS_PER_WORKER
 from broadsheet.cluster.slurm.site import load_site
 from broadsheet.cluster.slurm.submit import job_script
 
-# Stand-ins that start what they are given: as nsys does, and Slurm on a node of its own.
+# Stand-ins that start the programs given to them, as nsys does, and Slurm on a node of its own.
 PROGRAMS = {
     "nsys": 'while [ "$1" = profile ] || [ "${1#-}" != "$1" ]; do shift; done\nexec "$@"\n',
     "srun": 'while [ "${1#-}" != "$1" ]; do shift; done\nexec "$@"\n',
     "sbatch": 'setsid bash -c "$(cat "$1")" > /dev/null 2>&1 &\necho "Submitted batch job $!"\n',
     "scancel": 'kill -- "-$1"\n',
 }
-CHANGED = {  # by environment variables; the time-to-live to what is Dask's own default
+CHANGED = {  # set by environment variables; the time-to-live is set to Dask's own default
     "DASK_DISTRIBUTED__WORKER__MEMORY__PAUSE": "0.7",
     "DASK_DISTRIBUTED__SCHEDULER__WORKER_TTL": "5 minutes",
     "MALLOC_ARENA_MAX": "2",
@@ -43,7 +43,7 @@ CHANGED = {  # by environment variables; the time-to-live to what is Dask's own 
 
 @contextmanager
 def batch_script(folder: Path) -> Iterator[Client]:
-    """The script of `broadsheet submit --interactive`."""
+    """Run the script of `broadsheet submit --interactive`."""
     site = load_site()
     env = {**os.environ, "SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "1"}
     script = subprocess.Popen(["bash", "-c", job_script(site, 1, None)], env=env)
@@ -67,7 +67,9 @@ KINDS: dict[str, Callable[[Path], AbstractContextManager[Client]]] = {
 
 @pytest.fixture
 def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A folder with the stand-ins on the path, and a process without any of our settings: other tests' clusters run."""
+    """A folder with the stand-ins on the path. The process has none of our settings, which other tests' clusters have
+    set.
+    """
     (tmp_path / "bin").mkdir()
     for name, lines in PROGRAMS.items():
         (tmp_path / "bin" / name).write_text(f"#!/bin/bash\n{lines}")
@@ -103,7 +105,7 @@ def test_every_kind_of_cluster_has_our_settings_and_the_users(
         assert client.run_on_scheduler(of_scheduler) == (300, 60, False)
         assert list(client.run(of_worker).values()) == [(False, False, 0.7)]
         assert list(client.nthreads().values()) == [THREADS_PER_WORKER]
-        # And what no other user gets at: traffic, the dashboard, temporary files.
+        # No other user reaches the traffic, the dashboard or the temporary files.
         assert client.scheduler.address.startswith("tls://")
         assert client.dashboard_link.startswith("http://127.0.0.1:")
         assert urlopen(client.dashboard_link.replace("/status", "/info/main/workers.html")).status == 200
@@ -119,7 +121,9 @@ def test_every_kind_of_cluster_has_our_settings_and_the_users(
 
 
 def test_what_is_set_in_python_or_in_a_file_wins_too(machine: Path) -> None:
-    """Over ours, wherever the workers are; `null` counts as well, but a job never waits for workers without end."""
+    """The user's settings win over ours wherever the workers are. `null` counts too, but no job waits for workers for
+    ever.
+    """
     (machine / "dask.yaml").write_text("distributed: {scheduler: {worker-ttl: null, no-workers-timeout: null}}\n")
     script = (
         "import dask, json; from broadsheet.cluster.settings import *\n"
@@ -138,7 +142,7 @@ def test_what_is_set_in_python_or_in_a_file_wins_too(machine: Path) -> None:
 
 
 def test_clusters_that_overlap_leave_this_process_as_it_was(machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whichever ends first: Dask's settings, its log and temporary folders, of which none lies in another's."""
+    """Whichever ends first, Dask's settings and log are restored. No temporary folder lies within another's."""
     monkeypatch.setattr(tempfile, "tempdir", str(machine))
 
     def state() -> object:
@@ -148,7 +152,7 @@ def test_clusters_that_overlap_leave_this_process_as_it_was(machine: Path, monke
     before = state()
     for first, second in ((0, 1), (1, 0)):
         jobs = [(copy_context(), connect(processes=False)), (copy_context(), connect(workers=1))]
-        for thread, cluster in jobs:  # each has a context of its own, as in two threads
+        for thread, cluster in jobs:  # each thread has a context of its own
             assert thread.run(cluster.__enter__).status == "running"
         assert len(list(machine.glob("broadsheet-*"))) == 2
         jobs[first][0].run(jobs[first][1].__exit__, None, None, None)

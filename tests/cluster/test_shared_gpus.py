@@ -1,4 +1,4 @@
-"""Two workers on one GPU: when the command starts them, and that they write what one writes."""
+"""Two workers on one GPU: when the command starts them, and that they write the same output as one worker."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ ROWS, CHUNK_ROWS = 20_000, 1_000
 
 
 def test_a_job_is_long_from_32_gib_of_input_on(tmp_path: Path) -> None:
-    """Folders, globs and files; sparse files, which take no room."""
+    """The input is folders, globs and files. Sparse files take no room."""
     for number in range(3):
         (tmp_path / f"{number}.parquet").touch()
         os.truncate(tmp_path / f"{number}.parquet", 11 << 30)
@@ -77,7 +77,7 @@ def test_a_worker_that_shares_a_gpu_may_be_killed(news: Path, tmp_path: Path) ->
 
 @pytest.mark.gpu
 @needs_gpu
-@pytest.mark.parametrize("is_list", [True, False])  # a variable of the environment sets one name without a list
+@pytest.mark.parametrize("is_list", [True, False])  # an environment variable sets one name without a list
 def test_workers_on_gpus_run_the_preloads_that_dask_is_set_to(tmp_path: Path, is_list: bool) -> None:
     preload = tmp_path / "preload.py"
     preload.write_text("import os\nos.environ['OF_A_PRELOAD'] = 'here'\n")

@@ -33,11 +33,12 @@ pytestmark = [
 GPUS_PER_NODE = int(count_gpus() > 0)
 ENDED = {"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY"}
 FILES, CHUNKS = 160, 320
-"""Of a job. A file is a range: there are more of them than two for each of the 16 threads of four workers. With fewer,
-Dask gives all of them to the workers that are there first, and one that comes late finds none.
+"""The files and chunks of a job. Each file is a range, and there are more than two ranges for each of the 16 threads.
+
+With fewer, Dask gives all of them to the first workers, and a worker that comes late finds none.
 """
 
-wait_until = partial(jobs.wait_until, every=0.25)  # each look at it is a process of Slurm's, or at all of the machine
+wait_until = partial(jobs.wait_until, every=0.25)  # each check starts a process of Slurm's, or looks at all processes
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +66,7 @@ def job(small_model_file: Path, tmp_path_factory: pytest.TempPathFactory) -> tup
 
 @pytest.fixture
 def submit(broadsheet: Command, slurm: SlurmNodes, tmp_path: Path):
-    """Submit a job from its folder; its number."""
+    """Submit a job from its folder, and return its number."""
 
     def run(arguments: list, *options: object, settings: str = "", env: dict[str, str] | None = None) -> str:
         site = tmp_path / "site.yaml"
@@ -82,7 +83,7 @@ def submit(broadsheet: Command, slurm: SlurmNodes, tmp_path: Path):
 
 @pytest.fixture
 def slow(tmp_path: Path) -> dict[str, str]:
-    """Workers take 0.3 s to read a chunk until there is a file `fast`."""
+    """Slow workers down to 0.3 s for reading a chunk, until there is a file `fast`."""
     seconds = f"0 if os.path.exists({str(tmp_path / 'fast')!r}) else 0.3"
     return preloaded(tmp_path, slowed("read", seconds))
 
@@ -99,8 +100,9 @@ def seconds(first=threading.Semaphore(4)):
 
 @pytest.fixture
 def held_up(tmp_path: Path) -> dict[str, str]:
-    """Workers put their host's name into `hosts`, and each reads four chunks until there is a file `fast`: some are
-    done, and a worker that starts late finds more to do.
+    """Have workers write their host's name into `hosts`, and read only four chunks each until there is a file `fast`.
+
+    So some chunks are done, and a worker that starts late finds more to do.
     """
     (tmp_path / "hosts").mkdir()
     return preloaded(tmp_path, HELD_UP.format(hosts=str(tmp_path / "hosts"), go_on=str(tmp_path / "fast")))
@@ -112,7 +114,7 @@ def preloaded(folder: Path, code: str) -> dict[str, str]:
 
 
 def hosts_in(folder: Path) -> set[str]:
-    """The hosts whose workers have begun to read a chunk."""
+    """Return the hosts whose workers have begun to read a chunk."""
     return {path.name for path in (folder / "hosts").iterdir()}
 
 
@@ -125,12 +127,12 @@ def wait_for_end(slurm: SlurmNodes, number: str, log: Path) -> dict[str, str]:
 
 
 def idle(slurm: SlurmNodes) -> int:
-    """The number of nodes without a job, also one that is ending."""
+    """Return the number of nodes without a job. A job that is ending counts as a job."""
     return int(slurm.run("sinfo", "-h", "-t", "idle", "-o", "%D") or 0)
 
 
 def hosts_of(out: Path) -> set[str]:
-    """The hosts on which the last run's chunks were classified."""
+    """Return the hosts that classified the last run's chunks."""
     return {span["where"].partition(":")[0] for span in spans_of(out)}
 
 
@@ -138,8 +140,8 @@ def hosts_of(out: Path) -> set[str]:
 def test_the_batch_script_spreads_a_job_over_nodes_by_ucx(
     broadsheet: Command, slurm: SlurmNodes, submit, job, held_up, tmp_path: Path, nodes: int
 ) -> None:
-    """On two nodes by default: a process asks UCX without a pause whether something has come, and on four nodes ten of
-    them share the cores of this machine. The next test is on four, without UCX.
+    """The default is two nodes, because UCX polls without a pause, and on four nodes ten processes share this machine's
+    cores. The next test uses four nodes, without UCX.
     """
     arguments, undisturbed = job
     number = submit([*arguments, "-o", "out", "--nodes", nodes, "--protocol", "ucx"], env=held_up)
@@ -186,15 +188,15 @@ STOP_BEFORE = 100
 def test_a_job_is_requeued_at_its_time_limit_and_goes_on(
     broadsheet: Command, slurm: SlurmNodes, submit, job, held_up, tmp_path: Path
 ) -> None:
-    """A first run that cannot end within its time limit: Slurm runs the job twice, the user submitted it once."""
+    """The first run cannot end within its time limit. The user submits the job once, and Slurm runs it twice."""
     arguments, undisturbed = job
     out = tmp_path / "out"
     options = ["-o", "out", "--nodes", 2, "--time", 10]
     number = submit([*arguments, *options], settings=f"stop_before: {STOP_BEFORE}\n", env=held_up)
     log = tmp_path / f"broadsheet-{number}.log"
     wait_until(lambda: committed(out))
-    # Now, since with a limit that is short from the start Slurm may send its signal before anything is done. The limit
-    # is one to two minutes away: the signal comes within half a minute.
+    # Set the limit now. With a limit that is short from the start, Slurm may send its signal before any chunk is done.
+    # The limit is one to two minutes away, so the signal comes within half a minute.
     minutes = int(slurm.job(number)["RunTime"].split(":")[1])
     slurm.run("scontrol", "update", f"JobId={number}", f"TimeLimit={minutes + 2}")
     until_term = ["sleep", str(STOP_BEFORE * 3 // 4)]
@@ -204,9 +206,9 @@ def test_a_job_is_requeued_at_its_time_limit_and_goes_on(
     assert 0 < committed(out) < CHUNKS
     assert "requeued; the next run continues where this one stopped" in log.read_text()
     wait_until(lambda: idle(slurm) == len(NODES))
-    # Slurm itself waits for two minutes, so that the first run is surely gone, which it is. But not at once: a node
-    # refuses a credential of the second in which it has revoked one. More time now, since Slurm's signal may come a
-    # minute early, and this run would be requeued too.
+    # Slurm itself waits for two minutes, to be sure that the first run is gone. Here it is gone, so start the second
+    # run earlier, but not at once: a node refuses a credential of the second in which it has revoked one. Extend the
+    # limit, because Slurm's signal may come a minute early, and this run would be requeued too.
     slurm.run("scontrol", "update", f"JobId={number}", "TimeLimit=20", "StartTime=now+5")
     ended = wait_for_end(slurm, number, log)
     assert ended["JobState"] == "COMPLETED", log.read_text()
@@ -214,13 +216,13 @@ def test_a_job_is_requeued_at_its_time_limit_and_goes_on(
     assert "protocol: TLS over TCP" in log.read_text()
     assert "without TLS" not in log.read_text()
     check_whole(out, undisturbed)
-    assert not list((tmp_path / "shared").iterdir())  # the certificates are gone with the job
+    assert not list((tmp_path / "shared").iterdir())  # the certificates are removed with the job
 
 
 def test_a_job_array_labels_shares_one_of_which_is_preempted(
     slurm: SlurmNodes, slow: dict[str, str], small_model_file: Path, tmp_path: Path
 ) -> None:
-    """By the example; a task that gets SIGTERM queues again, and goes on."""
+    """The commands are those of the documented example. A task that gets SIGTERM is queued again, and goes on."""
     folder, out = tmp_path / "in", tmp_path / "shares"
     folder.mkdir()
     for number in range(4):
@@ -236,7 +238,7 @@ def test_a_job_array_labels_shares_one_of_which_is_preempted(
     subprocess.run(["scancel", "--batch", "--signal=TERM", first], env=env, check=True)
     wait_until(lambda: int(slurm.job(first)["Restarts"]) == 1)
     (tmp_path / "fast").touch()
-    slurm.run("scontrol", "update", f"JobId={first}", "StartTime=now+5")  # as above
+    slurm.run("scontrol", "update", f"JobId={first}", "StartTime=now+5")  # as in the test above
     for task in (first, f"{number}_2"):
         assert wait_for_end(slurm, task, tmp_path / "log-1")["ExitCode"] == "0:0", (tmp_path / "log-1").read_text()
     assert merge([out / "share-1", out / "share-2"], tmp_path / "merged").rows_written == 160
@@ -246,7 +248,7 @@ def test_a_job_array_labels_shares_one_of_which_is_preempted(
 def test_a_damaged_file_holds_up_what_waits_for_an_array_unless_it_is_allowed(
     slurm: SlurmNodes, small_model_file: Path, tmp_path: Path
 ) -> None:
-    """By the commands of the example: the merge is cancelled, or runs and names the file."""
+    """The commands are those of the example: the merge is cancelled, or runs and names the file."""
     folder, script = tmp_path / "in", ROOT / "examples/shards/slurm_array.sh"
     folder.mkdir()
     for number in range(2):
@@ -281,7 +283,7 @@ def test_workers_for_a_notebook_come_by_script_or_on_demand(
     wait_until(lambda: log.exists() and "Dashboard, from your own machine" in log.read_text())
     (file,) = re.findall(r'connect\(scheduler_file="(.+)"\)', log.read_text())
     assert re.search(r"then http://127\.0\.0\.1:8787/t\w{32}/broadsheet", log.read_text())
-    assert log.stat().st_mode & 0o777 == 0o600  # it has the link
+    assert log.stat().st_mode & 0o777 == 0o600  # the log contains the link
     found = broadsheet("doctor", "--scheduler-file", file, "--json", "-o", tmp_path / "out", env=slurm.environment)
     assert found.returncode == 0, found.stdout + found.stderr
     findings = {finding["check"]: finding for finding in json.loads(found.stdout)}

@@ -1,4 +1,4 @@
-"""Decisions that a person made in a file: `train --corrections` learns them in place of the labels."""
+"""Decisions that a person made in a file: `train --corrections` learns them instead of the labels."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def decided(file: Path, rows: list[dict[str, str]], delimiter: str = ",") -> Pat
 def test_the_whole_loop_from_suspects_to_a_model_without_their_errors(
     broadsheet_in_process: Command, tmp_path: Path
 ) -> None:
-    """The file of suspects itself, its decisions filled in, is what the next training reads."""
+    """The next training reads the file of suspects with its decisions filled in."""
     right = articles(150)
     kinds, wrong = right["kind"].to_pylist(), [3, 50, 77, 149]
     given = [{"sport": "space"}.get(kind, "sport") if i in wrong else kind for i, kind in enumerate(kinds)]
@@ -54,7 +54,7 @@ def test_the_whole_loop_from_suspects_to_a_model_without_their_errors(
 
 
 def test_a_decision_counts_for_every_row_with_its_text_and_new_texts_are_added(tmp_path: Path) -> None:
-    table = pa.concat_tables([articles(60), articles(60)])  # each text twice
+    table = pa.concat_tables([articles(60), articles(60)])  # each text occurs twice
     texts, kinds = table["text"].to_pylist(), table["kind"].to_pylist()
     other = next(name for name in ("sport", "space") if name != kinds[0])
     rows = [

@@ -1,4 +1,4 @@
-"""Why a text has a label: n-grams whose weights add up to the score, or words without which it falls."""
+"""Why a text has a label: n-grams whose weights add up to the score, or words whose removal lowers it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The rows to label next: those on which the model is unsure, and of these some that stand for the others."""
+"""The rows to label next: those on which the model is unsure, and among these some that represent the others."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_unsure_rows_come_first_and_none_twice(model: Model) -> None:
 def test_rows_with_a_label_or_a_decision_are_left_out(
     model: Model, broadsheet_in_process: Command, tmp_path: Path
 ) -> None:
-    """By the command, whose file `train` then learns from."""
+    """The command writes the file, and `train` then learns from it."""
     table = articles(60, seed=2)
     kinds = [kind if i % 2 else None for i, kind in enumerate(table["kind"].to_pylist())]
     rows, saved, chosen = tmp_path / "rows.csv", tmp_path / "m.safetensors", tmp_path / "next.csv"

@@ -1,4 +1,4 @@
-"""A person reviews rows: each decision is in the file at once, and only who holds the token may read or decide."""
+"""Reviewing rows in a browser: each decision is in the file at once, and reading and deciding need the token."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def test_only_who_shows_the_token_reads_and_decides(page: Page, suspects: Path) 
     for headers in ({"Authorization": "Bearer wrong"}, {"Authorization": ""}):
         for path, body in (("rows", None), ("rows/0/why", None), ("rows/0/decision", {"label": "Sports"})):
             assert page.ask(path, body, **headers)[0] == 401
-    assert page.ask("rows", Host="evil.example")[0] == 403  # a name that was made to lead here
+    assert page.ask("rows", Host="evil.example")[0] == 403  # a hostile name that leads to this server
     with urllib.request.urlopen(page.url, timeout=60) as answer:
         body, policy = answer.read().decode(), answer.headers["content-security-policy"]
     assert page.token not in body
@@ -156,12 +156,12 @@ def test_the_page_takes_decisions_by_keyboard(page: Page, suspects: Path, chromi
     opened = chromium.new_context(viewport={"width": width, "height": 800}).new_page()
     opened.on("pageerror", lambda error: complaints.append(str(error)))
     opened.goto(f"{page.url}#{page.token}")
-    opened.locator("#text span").first.wait_for()  # explained
+    opened.locator("#text span").first.wait_for()  # waits for the explanation
     assert opened.locator("#text").text_content() == TEXTS[0]
     assert opened.locator(".side h2").all_inner_texts() == ["the model: Business 80.0 %", "the row: Sports 10.0 %"]
     opened.keyboard.press("Enter")
     opened.locator("#count", has_text="row 2 ").wait_for()
-    assert opened.locator("#text").text_content() == TEXTS[1]  # shown, not obeyed
+    assert opened.locator("#text").text_content() == TEXTS[1]  # shown as text, not run
     opened.keyboard.press("k")
     opened.locator("#count", has_text="row 3 ").wait_for()
     opened.keyboard.press("x")

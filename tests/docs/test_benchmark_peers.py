@@ -21,7 +21,7 @@ TOLERANCE = 1e-5
 
 @pytest.fixture(scope="module")
 def ids(small_model: Model) -> NDArray[np.uint8]:
-    """Symbols, unknown characters and padding in all places, one article of nothing, one of unknown characters."""
+    """Symbols, unknown characters and padding in all places, one empty article, and one of unknown characters."""
     rng = np.random.default_rng(3)
     drawn = rng.integers(0, len(small_model.alphabet) + 2, (ARTICLES, small_model.length)).astype(np.uint8)
     drawn[0] = small_model.alphabet.padding
@@ -54,7 +54,7 @@ def test_torch_networks_agree_with_the_reference(
 
 
 def test_frames_for_short_text_give_the_text_frame(small_model: Model, ids: NDArray[np.uint8]) -> None:
-    """Every article in the least frame that holds it; a pass puts each where it belongs."""
+    """Each article is in the smallest frame that holds it, and a pass puts each result in its place."""
     model = replace(small_model, frame="text")
     truth = reference.forward(ids, reference.prepare(model))
     frames = {size or model.length: torch_text.TextFrame(model, size, torch.float32) for size in (9, 27, None)}

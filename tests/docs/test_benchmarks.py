@@ -1,4 +1,6 @@
-"""Benchmarks without a GPU: the ladder's steps, the scale benchmark, and that the peers' networks are ours."""
+"""Benchmarks without a GPU: the ladder's steps, the scale benchmark, and the check that the peers' networks
+are ours.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,7 @@ from broadsheet.pipeline.model.layers import layer_table
 
 
 def result(broken: str) -> dict[str, Any]:
-    """As if measured; the step called `broken` failed."""
+    """Return a result that looks measured. The step called `broken` failed."""
     found = []
     for step in steps("sm90"):
         record: dict[str, Any] = {"kind": step.kind, "name": step.name, "setting": asdict(step.setting)}

@@ -26,16 +26,17 @@ from broadsheet.pipeline.model.charcnn import Model
 torch = pytest.importorskip("torch")
 
 IN_JOBS = {"JobReport.in_file", "Options.replaced", "Options.model_columns", "Options.selection", "Options.settings"}
-"""Methods that a job calls, and no user."""
+"""Methods that jobs call, and users do not."""
 
 NAMES = [name for name in broadsheet.__all__ if name != "__version__"]
 
 OF_A_SERVER = {"AsyncClient", "Client", "ServerError"}  # tests/serve/test_serve.py runs their examples
-EXAMPLES = sorted({"broadsheet", *NAMES} - OF_A_SERVER - {"push"})  # which needs a Hub: tests/ecosystem/test_hub.py
+# "push" needs a Hub: see tests/ecosystem/test_hub.py.
+EXAMPLES = sorted({"broadsheet", *NAMES} - OF_A_SERVER - {"push"})
 
 
 def members() -> Iterator[tuple[str, Any]]:
-    """Public names, and the public methods of the classes among them."""
+    """Yield the public names, and the public methods of the classes among them."""
     for name in NAMES:
         found = getattr(broadsheet, name)
         yield name, found
@@ -47,14 +48,16 @@ def members() -> Iterator[tuple[str, Any]]:
 
 
 def documented(text: str, section: str) -> list[str]:
-    """The names that a numpydoc section has."""
+    """Return the names that a numpydoc section has."""
     body = re.search(rf"^{section}\n-+\n(.*?)(?=\n\n\S[^\n]*\n---|\Z)", text, re.S | re.M)
     lines = body[1].splitlines() if body else []
     return [name.strip() for line in lines if re.match(r"\S", line) for name in line.split(" : ")[0].split(",")]
 
 
 def signatures() -> Iterator[tuple[str, inspect.Signature]]:
-    """Those of all public functions, classes and methods, also of modules that a user imports by themselves."""
+    """Yield the signatures of public functions, classes and methods, also of modules that a user imports on
+    their own.
+    """
     more = [(module, name) for module in (cluster, train) for name in module.__all__]
     more += [(duckdb, "register"), (sklearn, "TextClassifier")]
     for name, found in [*members(), *((name, getattr(module, name)) for module, name in more)]:
@@ -66,7 +69,7 @@ def signatures() -> Iterator[tuple[str, inspect.Signature]]:
 
 
 def test_the_defaults_of_public_signatures_are_plain() -> None:
-    """Values that can be read and typed: no `<factory>` and no `<function …>`."""
+    """Defaults can be read and typed: no `<factory>` and no `<function …>`."""
     checked = 0
     for name, signature in signatures():
         for parameter in signature.parameters.values():
@@ -85,10 +88,10 @@ def test_every_parameter_is_documented(name: str, found: Any) -> None:
     text = inspect.getdoc(found) or ""
     assert text
     if inspect.isclass(found) and issubclass(found, Exception) and "__init__" not in vars(found):
-        return  # made by the package alone
+        return  # only the package creates it
     parameters = [p for p in inspect.signature(found).parameters if p not in ("self", "cls")]
     if name == "Options":
-        text = inspect.getdoc(broadsheet.classify) or ""  # as its own docstring says
+        text = inspect.getdoc(broadsheet.classify) or ""  # its own docstring refers to that one
         assert set(parameters) <= set(documented(text, "Parameters"))
     elif parameters:
         named = documented(text, "Parameters") or documented(text, "Attributes")

@@ -30,7 +30,7 @@ NOT_HERE = {"Text on a GPU"}  # needs cudf
 
 
 def run(heading: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """What the block under a heading defines, run in a folder with what it reads."""
+    """Run the block under a heading in a folder with the files that it reads. Return what the block defines."""
     monkeypatch.chdir(folder)
     (folder / "news").mkdir()
     pd.DataFrame(ROWS).to_parquet("news/a.parquet")

@@ -1,7 +1,7 @@
-"""Sentences and names that a reader stumbles over: none may be added to those that `english_allowed.txt` lists.
+"""Finds sentences and names that are hard to read: none may be added to those that `english_allowed.txt` lists.
 
-That file counts, for each file of ours, what is left of each kind. A count that is too high fails as well, so the list
-only shrinks: whoever rewrites a sentence lowers its number, or takes the line out.
+That file counts, for each file of ours, the remaining findings of each kind. A count that is too high fails as well, so
+the list only shrinks: after you rewrite a sentence, lower its number, or remove the line.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ SENTENCES = {
     "ends with of": re.compile(r"\bof[.;](?: |$)"),
     "is told": re.compile(r"\b(?:is|are|was|were|be) told\b"),
 }
-"""Write who says what to whom. Begin a sentence with its subject, and end it with a noun."""
+"""Patterns to avoid. Write who says what to whom. Begin a sentence with its subject, and end it with a noun."""
 
 
 class Found(NamedTuple):
-    """Something to rewrite."""
+    """A finding: something to rewrite."""
 
     file: str
     kind: str
@@ -44,13 +44,15 @@ class Found(NamedTuple):
 
 
 def of_page(text: str) -> Iterator[tuple[int, str]]:
-    """The paragraphs of a page outside code and comments, with their first lines."""
+    """Yield the paragraphs of a page outside code and comments, with their first lines."""
     text = re.sub(r"```.*?```|<!--.*?-->|`[^`\n]*`", lambda match: "\n" * match[0].count("\n"), text, flags=re.DOTALL)
     yield from paragraphs(text, 1)
 
 
 def paragraphs(text: str, first: int) -> Iterator[tuple[int, str]]:
-    """Paragraphs on one line each, with the numbers of their first lines. first: the number of the first line."""
+    """Yield paragraphs, each joined into one line, with their first line numbers. first: the number of the
+    first line.
+    """
     lines: list[str] = []
     for number, line in enumerate([*text.split("\n"), ""], first):
         bare = re.sub(r"^\s*(?:[-*|>#]+|\d+\.)\s+", "", line).strip()
@@ -61,7 +63,7 @@ def paragraphs(text: str, first: int) -> Iterator[tuple[int, str]]:
 
 
 def of_code(text: str) -> Iterator[tuple[int, str]]:
-    """The paragraphs of comments and docstrings, with their lines."""
+    """Yield the paragraphs of comments and docstrings, with their lines."""
     for token in tokenize.generate_tokens(io.StringIO(text).readline):
         if token.type == tokenize.COMMENT:
             yield token.start[0], token.string.lstrip("# ")
@@ -71,7 +73,7 @@ def of_code(text: str) -> Iterator[tuple[int, str]]:
 
 
 def names(text: str) -> Iterator[tuple[int, str]]:
-    """The names of the list that code gives to variables, parameters and attributes, with their lines."""
+    """Yield the names from the list that code gives to variables, parameters and attributes, with their lines."""
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.arg) and node.arg in NAMES:
             yield node.lineno, node.arg
@@ -82,7 +84,7 @@ def names(text: str) -> Iterator[tuple[int, str]]:
 
 
 def found_in(file: str, text: str) -> Iterator[Found]:
-    """All that is to be rewritten in a file."""
+    """Yield all findings in a file."""
     prose = of_page(text) if file.endswith(".md") else of_code(text)
     for line, paragraph in prose:
         for kind, pattern in SENTENCES.items():

@@ -1,4 +1,4 @@
-"""`environment.yml`, the extras and what is installed name one working set."""
+"""`environment.yml`, the extras and the installed packages form one working set."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ CONDA_NAMES = {
     "distributed-ucxx-cu13": "distributed-ucxx",
     "rmm-cu13": "rmm",
 }
-"""PyPI's name of a package, and conda's."""
+"""The names of packages in PyPI and in conda, where they differ."""
 
 PINNED_BY_DASK_CUDA = {"dask", "distributed", "bokeh"}
 IN_CLONE = {"broadsheet-weights": "broadsheet_weights"}
-"""A package that this repository holds, too, and its folder."""
+"""A package that this repository also contains, and its folder."""
 
 IN_CONDA = ("object-stores", "lz4", "cuda13", "cluster", "ucx13", "slurm", "notebook")
 
@@ -38,7 +38,7 @@ def project() -> dict:
 
 @pytest.fixture(scope="module")
 def conda() -> dict[str, str]:
-    """Packages of environment.yml, and their versions as conda writes them."""
+    """Return the packages of environment.yml, and their versions as conda writes them."""
     lines = yaml.safe_load((ROOT / "environment.yml").read_text())["dependencies"]
     found = (re.fullmatch(r"([\w.-]+)(.*)", line) for line in lines if isinstance(line, str))
     return {match[1]: match[2] for match in found if match}
@@ -90,7 +90,7 @@ def test_what_is_installed_is_what_the_extras_name(project: dict, conda: dict[st
 
 @pytest.mark.skipif(not ALL, reason="only `make test-all` needs every package")
 def test_every_package_of_the_tests_is_installed(project: dict) -> None:
-    """Or tests of what is absent would be skipped in silence."""
+    """Otherwise tests of a missing package would be skipped in silence."""
     extras, wanted = project["optional-dependencies"], ["broadsheet[test-all]"]
     for requirement in map(Requirement, wanted):
         if requirement.name == "broadsheet":
@@ -100,7 +100,7 @@ def test_every_package_of_the_tests_is_installed(project: dict) -> None:
 
 
 def test_the_weights_of_the_clone_are_those_that_the_package_needs(project: dict) -> None:
-    """In the clone, in conda's recipe, and among what environment.yml installs from the clone."""
+    """The places are the clone, conda's recipe, and what environment.yml installs from the clone."""
     (needed,) = (r for r in map(Requirement, project["dependencies"]) if r.name in IN_CLONE)
     folder = ROOT / IN_CLONE[needed.name]
     weights = tomllib.loads((folder / "pyproject.toml").read_text())["project"]

@@ -37,7 +37,7 @@ SHARDS = ROOT / "examples" / "shards"
 
 @pytest.fixture(scope="module")
 def path() -> str:
-    """Where a script finds the installed `broadsheet`."""
+    """The path on which a script finds the installed `broadsheet`."""
     return f"{PROGRAMS}:{os.environ['PATH']}"
 
 
@@ -82,8 +82,8 @@ def _of_skypilot() -> list[str]:
 
 @pytest.mark.slow
 def test_the_examples_of_shares_label_each_its_own(tmp_path: Path, broadsheet_here: CommandHere) -> None:
-    """By their own command lines, each of which is the same command in the end; in place of a container's runtime is a
-    program that runs what follows the image.
+    """Each example's own command line is used, and all lead to the same command. A stand-in for a container's runtime
+    runs what follows the image.
     """
     (tmp_path / "in").mkdir()
     for number in range(3):
@@ -101,7 +101,7 @@ def test_the_examples_of_shares_label_each_its_own(tmp_path: Path, broadsheet_he
     source, out = f"{tmp_path}/in/*.txt", str(tmp_path / "out")
     given = {"PATH": f"{runtimes}:{os.environ['PATH']}", "HOME": str(tmp_path), "INPUT": source, "OUTPUT": out}
     given |= {"SLURM_ARRAY_TASK_ID": "2", "SLURM_ARRAY_TASK_COUNT": "2"}
-    slurm: list[object] = [SHARDS / "slurm_array.sh", "--max-unread", "1%"]  # as the others have it
+    slurm: list[object] = [SHARDS / "slurm_array.sh", "--max-unread", "1%"]  # as in the other examples
     container: list[object] = [SHARDS / "container.sh", "2/3", source, out, "--max-unread", "1%"]
     said = {
         subprocess.run(
@@ -111,7 +111,7 @@ def test_the_examples_of_shares_label_each_its_own(tmp_path: Path, broadsheet_he
             (_of_kubernetes(), {"JOB_COMPLETION_INDEX": "1"}),
             (_of_batch(), {"AWS_BATCH_JOB_ARRAY_INDEX": "1"}),
             (_of_skypilot(), {"SHARE": "2"}),
-            (slurm, {"SLURM_ARRAY_TASK_MAX": "2"}),  # some run again
+            (slurm, {"SLURM_ARRAY_TASK_MAX": "2"}),  # some tasks run again
             (slurm, {"SLURM_ARRAY_TASK_MAX": "3", "SHARES": ""}),
             (container, {"RUNTIME": "apptainer", "IMAGE": "an.sif"}),
             (container, {"RUNTIME": "enroot", "IMAGE": "an.sqsh"}),
@@ -137,7 +137,7 @@ def test_labels_are_added_in_a_bucket_day_by_day(s3: Folder, capsys: pytest.Capt
 def test_a_web_corpus_in_a_bucket_is_filtered_as_its_page_says(
     s3: Folder, broadsheet_in_process: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With a small model in place of one of quality, and compared with pandas."""
+    """A small model replaces the one of quality, and pandas gives the expected rows."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("AWS_ENDPOINT_URL", s3.endpoint)
     replace(random_model(7, length=123, classes=2), classes=("high", "low")).save("quality.safetensors")
@@ -160,7 +160,7 @@ def test_a_web_corpus_in_a_bucket_is_filtered_as_its_page_says(
     labels = pd.concat(map(pd.read_parquet, (io.BytesIO(s3.read(n)) for n in s3.names() if "labels/parts/" in n)))
     best = pd.concat(map(pd.read_parquet, (io.BytesIO(s3.read(n)) for n in s3.names() if "best/parts/" in n)))
     ranked = labels.sort_values("score_high", ascending=False, kind="stable")
-    counts = {"de": 3, "en": 6}  # a tenth of each
+    counts = {"de": 3, "en": 6}  # a tenth of each language
     expected = {name for one, count in counts.items() for name in ranked[ranked["doc.language"] == one]["id"][:count]}
     assert {*best["id"]} == expected
     assert {*best["url"]} == {name.replace("a", "u") for name in expected}
@@ -179,7 +179,7 @@ def test_the_first_hour_goes_without_a_stumble(path: str, tmp_path: Path) -> Non
 def test_examples_for_other_tools_do_what_they_say(
     small_model: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With a small model in place of theirs; all of them give the labels of one classifier."""
+    """A small model replaces theirs. All examples give the labels of one classifier."""
     model, source = tmp_path / "small.safetensors", str(ROOT / "examples" / "articles.csv")
     small = replace(small_model, frame="text")
     small.save(model)
@@ -215,7 +215,7 @@ def test_the_example_for_scikit_learn_runs() -> None:
 def test_what_a_page_says_can_be_done_in_its_order(
     broadsheet_in_process: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, page: str
 ) -> None:
-    """After `make demo`, which has left a folder `labels`."""
+    """`make demo` comes first, and leaves a folder `labels`."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "examples").symlink_to(ROOT / "examples")
     make = (ROOT / "Makefile").read_text().replace("\\\n\t", "").replace("$(BIN)/", "")
@@ -247,7 +247,7 @@ def test_what_a_page_says_can_be_done_in_its_order(
 def test_what_the_readme_quotes_is_printed(
     broadsheet_in_process: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Scores to three digits: the others depend on the processor."""
+    """Scores are compared to three digits, because the others depend on the processor."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "examples").symlink_to(ROOT / "examples")
     text = (ROOT / "README.md").read_text()
@@ -283,7 +283,9 @@ def test_rows_that_tell_too_little_are_named_as_the_page_says(broadsheet_here: C
 
 
 def test_kubernetes_takes_the_examples_and_what_they_name_is_there(broadsheet_here: CommandHere) -> None:
-    """By Kubernetes' own schemas, in which no other field is allowed; the two kinds that are others' have none here."""
+    """Kubernetes' own schemas, which allow no other field, check the examples. Two kinds come from other projects, and
+    have no schema here.
+    """
     files = {file.stem: list(yaml.safe_load_all(file.read_text())) for file in (ROOT / "examples/kubernetes").iterdir()}
     documents = [each for found in files.values() for each in found]
     for each in documents:

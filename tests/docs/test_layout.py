@@ -1,5 +1,5 @@
-"""Data flows one way: the map in docs/architecture.md says what each room may import, and the code does no more; and
-which tests are of which room.
+"""Data flows one way: the map in docs/architecture.md says what each room may import, and the code imports no more.
+Each room's tests are known too.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ MAP = "docs/architecture.md, The map"
 
 
 class Row(NamedTuple):
-    """Of the map: its places, the folders and files of their tests, and the places that these may import."""
+    """A row of the map: its places, the folders and files of their tests, and the places that these may import."""
 
     own: tuple[str, ...]
     tests: tuple[str, ...]
@@ -36,7 +36,7 @@ class Row(NamedTuple):
 
 @cache
 def rows() -> list[Row]:
-    """From the top."""
+    """Return the rows of the map, from the top."""
     text = PAGE.read_text().partition("## The map")[2].partition("\n## ")[0]
     cells = [line.split("|")[1:5] for line in text.splitlines() if line.startswith("| `")]
     named = [[tuple(re.findall(r"`([^`]+)`", cell)) for cell in (own, tests, may)] for own, _, tests, may in cells]
@@ -49,7 +49,7 @@ def row_of_place() -> dict[str, int]:
 
 
 def none_of(problems: Iterable[str]) -> None:
-    """Fail with these sentences and nothing else."""
+    """Fail if there are problems, with these sentences and nothing else."""
     if found := "\n".join(problems):
         pytest.fail(found, pytrace=False)
 
@@ -59,14 +59,14 @@ def files() -> list[str]:
 
 
 def closest(file: str, places: Iterable[str]) -> str | None:
-    """The file itself if it is among the places, or the innermost of its folders there."""
+    """Return the file itself if it is among the places, or the innermost of its folders there."""
     found = (place for place in places if file == place or (place.endswith("/") and file.startswith(place)))
     return max(found, key=len, default=None)
 
 
 @cache
 def place_of(file: str) -> str | None:
-    """The room of a file, or the file itself where the map names it."""
+    """Return the room of a file, or the file itself where the map names it."""
     return closest(file, row_of_place())
 
 
@@ -78,15 +78,15 @@ def file_of(module: str) -> str | None:
 
 @cache
 def tree_of(file: str) -> ast.Module:
-    """A file, parsed once for all tests: none changes it."""
+    """Parse a file, once for all tests. No test changes the tree."""
     return ast.parse((ROOT / file).read_text())
 
 
 @cache
 def imports(file: str, for_types: bool = True) -> tuple[set[str], set[str]]:
-    """Files of ours that a file imports, in functions too, and names of other people's packages.
+    """Return our files that a file imports, in functions too, and the names of other people's packages.
 
-    for_types: also what only a type checker imports.
+    for_types: include imports for type checkers only.
     """
     ours, others = set(), set()
     top_level = tree_of(file).body
@@ -113,13 +113,13 @@ def imports(file: str, for_types: bool = True) -> tuple[set[str], set[str]]:
 
 
 def packages_of(file: str) -> set[str]:
-    """The `__init__.py` of the packages that a file is in."""
+    """Return the `__init__.py` of the packages that contain a file."""
     folders = [folder.as_posix() for folder in Path(file).parents if folder.name]
     return {f"{folder}/__init__.py" for folder in folders if (ROOT / folder / "__init__.py").is_file()} - {file}
 
 
 def arrows() -> dict[tuple[str, str], str]:
-    """Which place imports which, with a pair of files for each."""
+    """Return which place imports which, with a pair of files for each."""
     found = {}
     for file in files():
         for imported in imports(file)[0]:
@@ -130,7 +130,7 @@ def arrows() -> dict[tuple[str, str], str]:
 
 
 def test_every_file_has_a_room_and_every_room_a_file() -> None:
-    """So a file at the root of `pipeline/` is one that the map names."""
+    """So the map names each file at the root of `pipeline/`."""
     none_of(f"{file} is in no room: add it to {MAP}, or move it" for file in files() if place_of(file) is None)
     held = {place_of(file) for file in files()}
     none_of(f"{place} holds no file: take it out of {MAP}" for place in row_of_place() if place not in held)
@@ -169,7 +169,7 @@ def test_a_room_imports_only_what_the_map_lets_it_and_needs_all_that() -> None:
 
 
 def test_the_map_points_downwards() -> None:
-    """What a room may import stands below it."""
+    """The rooms that a room may import are below it."""
     none_of(
         f"{row.own[0]} may import {may}, which does not stand below it in {MAP}"
         for number, row in enumerate(rows())
@@ -179,8 +179,8 @@ def test_the_map_points_downwards() -> None:
 
 
 def test_no_circle_is_among_the_files() -> None:
-    """What waits for a function to run, or is for a type checker alone, makes a circle all the same. So does what comes
-    with a file that is run because it is in a package.
+    """An import counts even if it waits until a function runs, or is for type checkers only. So does a file that runs
+    because its package is imported.
     """
     done: set[str] = set()
 
@@ -189,7 +189,7 @@ def test_no_circle_is_among_the_files() -> None:
             pytest.fail("a circle of imports: " + " -> ".join((*path[path.index(file) :], file)), pytrace=False)
         if file not in done:
             direct = imports(file, for_types=False)[0]
-            # A package lists what it has for type checkers, and imports it when it is asked for.
+            # A package lists its names for type checkers, and imports them when they are used.
             is_package = file.endswith("__init__.py")
             for_types = set() if is_package else {f for f in imports(file)[0] - direct if not f.endswith("__init__.py")}
             with_them = set().union(*(packages_of(imported) for imported in direct)) - packages_of(file)
@@ -203,10 +203,10 @@ def test_no_circle_is_among_the_files() -> None:
 
 @pytest.mark.slow
 def test_the_house_has_few_floors_and_short_files() -> None:
-    """A place stands on the floor above all that it imports."""
+    """A place is on the floor above all that it imports."""
     below: dict[str, set[str]] = {place: set() for place in row_of_place()}
     for own, other in arrows():
-        if row_of_place()[own] < row_of_place()[other]:  # others are in no map
+        if row_of_place()[own] < row_of_place()[other]:  # other files are in no map
             below[own].add(other)
 
     @cache
@@ -220,8 +220,8 @@ def test_the_house_has_few_floors_and_short_files() -> None:
 
 
 def test_records_and_long_signatures_have_sections() -> None:
-    """A record of three fields and more has `Attributes`, a function of five parameters and more `Parameters`, or its
-    class has; a command's docstring is its help, and the table of options has the text of each.
+    """A record of three or more fields has `Attributes`. A function of five or more parameters, or its class, has
+    `Parameters`. A command needs none: its docstring is its help, and the table of options describes each.
     """
     for file in files():
         if file.startswith(("pipeline/cli/", "pipeline/options/")):
@@ -243,8 +243,8 @@ def test_records_and_long_signatures_have_sections() -> None:
 
 
 def test_modules_that_are_named_in_strings_are_there() -> None:
-    """Those that a process is started with, or imports before others fork from it, which says nothing of one that is
-    absent.
+    """These are modules that a process is started with, or that it imports before others fork from it. Python does not
+    report that such a module is missing.
     """
     for file in files():
         for node in ast.walk(tree_of(file)):
@@ -259,11 +259,11 @@ def test_torch_stays_out_of_the_package_but_for_training_and_one_engine() -> Non
 
 
 SET = {"STATE", "ENGINES", "FOOTERS", "FORKS", "Limits"}
-"""What has fields that tests may set."""
+"""Objects whose fields tests may set."""
 
 
 def patches(code: str, above: int = 0) -> Iterator[tuple[int, str]]:
-    """The lines of a test that change a name of our packages, also in code that it holds as a string."""
+    """Yield the lines of a test that change a name of our packages, also in code that the test holds as a string."""
     tree = ast.parse(code)
     ours = {
         (alias.asname or alias.name).partition(".")[0]
@@ -298,13 +298,13 @@ def patches(code: str, above: int = 0) -> Iterator[tuple[int, str]]:
         elif isinstance(node, ast.Constant) and isinstance(node.value, str) and "import " in node.value:
             try:
                 yield from patches(dedent(node.value), above + node.lineno - 1)
-            except SyntaxError:  # it is no code
+            except SyntaxError:  # the string is not code
                 continue
         yield from ((above + node.lineno, ast.unparse(target)) for target in targets if is_ours(target))
 
 
 def test_no_test_patches_a_name_of_ours() -> None:
-    """But fields of `STATE`, `ENGINES`, `FOOTERS` and `FORKS`, which are there for that."""
+    """Fields of `STATE`, `ENGINES`, `FOOTERS` and `FORKS` are exceptions, made for tests to set."""
     none_of(
         f"{file.relative_to(ROOT)}:{line} patches {name}: pass an argument, or set a field of one of {sorted(SET)}"
         for file in sorted({*(ROOT / "tests").rglob("*.py")} - {Path(__file__)})
@@ -331,7 +331,7 @@ def test_a_patch_is_found(code: str) -> None:
 
 
 def test_every_child_is_started_the_one_way() -> None:
-    """Which keeps it from importing what lies in the current folder."""
+    """That way keeps a child process from importing what is in the current folder."""
     starts = [f for f in files() if not f.startswith("benchmarks/") and "sys.executable," in (ROOT / f).read_text()]
     assert starts == ["pipeline/processes/child.py"]
 

@@ -1,4 +1,4 @@
-"""The figures in docs/ are what the recorded results give, the files that docs/ names are there, and the site works in
+"""The figures in docs/ are those of the recorded results, the files that docs/ names exist, and the site works in
 headless Chromium.
 """
 
@@ -35,7 +35,7 @@ SUFFIX = r"\.(?:py|cuh?|c|md|sh|ya?ml|json|ipynb)"
 PATHS = [p.relative_to(ROOT) for p in chain(ROOT.iterdir(), *((ROOT / name).rglob("*") for name in OURS))]
 FOLDERS = {path.name for path in PATHS if (ROOT / path).is_dir()}
 ENDS = {end for path in PATHS for end in accumulate(reversed(path.parts), lambda end, folder: f"{folder}/{end}")}
-"""The paths of all files and folders, and what these end with."""
+"""The paths of all files and folders, and all ends of these paths."""
 
 
 def test_every_figure_and_table_is_what_the_results_give() -> None:
@@ -47,13 +47,13 @@ def test_every_figure_and_table_is_what_the_results_give() -> None:
 
 
 def test_results_have_a_line_for_each_element_of_a_field() -> None:
-    """As `write` writes them, so they are short and a diff shows which elements changed."""
+    """`write` writes them this way, so they are short and a diff shows which elements changed."""
     for file in RESULTS.glob("*.json"):
         assert file.read_text() == text_of(json.loads(file.read_text())) + "\n", file.name
 
 
 def test_a_figure_begins_no_line_and_has_an_end() -> None:
-    """At the beginning of a line, Markdown takes a comment for a paragraph of its own."""
+    """At the beginning of a line, Markdown treats a comment as a paragraph of its own."""
     for page in PAGES:
         text = page.read_text()
         assert "\n<!--figure" not in text, page.name
@@ -97,7 +97,9 @@ def test_a_new_record_names_machine_and_commit_on_its_page(tmp_path: Path) -> No
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_the_files_that_a_page_names_are_there(page: Path) -> None:
-    """`source/read.py` and `read.py` are any files whose paths end so. What begins with `_` is in an output folder."""
+    """`source/read.py` and `read.py` are any files whose paths end so. Names that begin with `_` are in an output
+    folder.
+    """
     text = page.read_text()
     named = re.findall(rf"(?<![\w/.-])(?:{'|'.join(OURS[:-1])})/[\w./-]+{SUFFIX}\b", text)
     named += re.findall(rf"`([\w.][\w./-]*{SUFFIX}|[\w.][\w./-]*/)`", re.sub(r"(?ms)^```.*?^```", "", text))
@@ -125,7 +127,7 @@ def named(module: str, name: str) -> bool:
     try:
         return hasattr(import_module(module), name) or import_module(f"{module}.{name}") is not None
     except ModuleNotFoundError as error:
-        return not str(error.name).startswith("broadsheet")  # of a package that is not installed
+        return not str(error.name).startswith("broadsheet")  # from a package that is not installed
 
 
 # The documentation as a site: in headless Chromium, opened as files.
@@ -142,7 +144,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.slow
 def test_each_page_opens_as_a_file_and_asks_no_other_host(site: Path, chromium: Any) -> None:
-    """From the first page on, by the links that a reader sees; each leads to a file."""
+    """The test starts at the first page, and follows the links that a reader sees. Each leads to a file."""
     asked: set[str] = set()
     seen, waiting = set[str](), [(site / "index.html").as_uri()]
     page = chromium.new_page()

@@ -16,7 +16,7 @@ def prose() -> dict[str, Any]:
     return runpy.run_path(str(ROOT / ".ci" / "prose"))
 
 
-# One case for each of our own lists, one for proselint, and what is no prose.
+# One case for each of our own lists, one for proselint, and text that is not prose.
 @pytest.mark.parametrize(
     ("page", "rules"),
     [

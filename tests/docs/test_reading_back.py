@@ -1,4 +1,4 @@
-"""What docs/output.md says of reading the output, run as it is printed: every library gives back what was written."""
+"""The code of docs/output.md that reads the output, run as it is printed: every library returns what was written."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ TEXTS = [
     "Oil prices fell as traders weighed new supply.",
     "A probe sent back its first images of the moon.",
 ]
-"""One of each class of the shipped model."""
+"""A text of each class of the shipped model."""
 
 MORE_THAN_ANY_SAMPLE = 21_000
-"""Rows that a reader looks at for types: DuckDB at 20,480."""
+"""More rows than any reader looks at to find types. DuckDB looks at 20,480."""
 
 LABELS = {
     "mixed": ("007", "01001", "1e5", "2024-01-31"),
@@ -67,7 +67,7 @@ JOBS: dict[str, dict[str, Any]] = {
 
 @pytest.fixture(scope="module")
 def ngrams() -> Callable[[tuple[str, ...]], Model]:
-    """The shipped model with other names of its classes."""
+    """Give the shipped model other names for its classes."""
     (shipped,) = load_models(["ag-news"]).loaded
     return lambda classes: dataclasses.replace(shipped, classes=classes)
 
@@ -86,7 +86,7 @@ def source(kind: str) -> pa.Table:
 
 
 def as_arrow(read: Any) -> pa.Table:
-    """What a library has read."""
+    """Return what a library has read as an Arrow table."""
     if isinstance(read, dd.DataFrame):
         read = read.compute()
     if isinstance(read, pl.LazyFrame):
@@ -101,7 +101,7 @@ def as_arrow(read: Any) -> pa.Table:
 
 
 def values(table: pa.Table, name: str) -> list[Any]:
-    """Of a column; a float32 as such, whether it was read as one or as a float64."""
+    """Return the values of a column. A float32 stays one, even if it was read as a float64."""
     column = table.column(name)
     if name == "score":
         return np.asarray(column.to_pylist(), np.float32).tolist()

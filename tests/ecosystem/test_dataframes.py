@@ -1,5 +1,5 @@
-"""Labels land on their rows, whatever a frame's index is and wherever its rows are bad; Dask collections are labelled
-when the user computes them.
+"""Labels land on their rows, whatever index a frame has and whichever rows are bad. Dask collections are labelled when
+the user computes them.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ Pair = tuple[str | None, float | None]
 
 @pytest.fixture(scope="module")
 def alone(client: Client, small_model: Model) -> Callable[[Any], list[Pair]]:
-    """Label and score of each text, classified without any other; of a null, none."""
+    """A function that returns label and score of each text, classified alone, and None for a null."""
     found: dict[str, Pair] = {}
     for text in (*TEXTS, LINES):
         (row,) = classify([text], model=small_model, client=client).to_arrow().to_pylist()
@@ -51,14 +51,14 @@ def alone(client: Client, small_model: Model) -> Callable[[Any], list[Pair]]:
 
 
 def pairs(rows: Any) -> list[Pair]:
-    """Label and score of each row of a frame of any kind; None where they are null."""
+    """Return label and score of each row of a frame of any kind, or None where they are null."""
     table = rows if isinstance(rows, pa.Table) else pa.table({name: rows[name] for name in ("label", "score")})
     return list(zip(table["label"].to_pylist(), table["score"].to_pylist(), strict=True))
 
 
 @st.composite
 def frames(draw: st.DrawFn) -> pd.DataFrame:
-    """Some of the texts, in any order, some of them null or repeated, under an index of any kind."""
+    """Draw some of the texts, in any order, some of them null or repeated, with an index of any kind."""
     texts = draw(st.lists(st.sampled_from(TEXTS) | st.none(), max_size=9))
     keys = draw(st.lists(st.integers(0, 3), min_size=len(texts), max_size=len(texts)))
     letters = [draw(st.sampled_from("ab")) for _ in texts]
@@ -157,7 +157,7 @@ def test_a_frame_that_was_not_classified_is_refused(client: Client, small_model:
     for other, message in (
         (frame[:5], r"the frame has 5 rows, the job's results have 12\. Give the frame that was classified"),
         (frame.set_axis(range(12)), "another index than the rows that were classified"),
-        (frame[::-1], "rows 0 to 11 of the frame have other texts"),  # its index is the same
+        (frame[::-1], "rows 0 to 11 of the frame have other texts"),  # the index is the same
         (frame.astype(object).replace(TEXTS[0], 1), "rows 0 to 11 of the frame have other texts"),
         (frame["text"], "cannot be added to a pandas Series: give a pandas DataFrame, a Polars"),
         (dd.from_pandas(frame, npartitions=1), "cannot be added to a dask"),
@@ -186,7 +186,7 @@ def test_a_frame_that_was_not_classified_is_refused(client: Client, small_model:
 def test_a_frame_that_was_changed_in_place_or_is_in_another_order_is_refused(
     client: Client, small_model: Model, alone: Callable[[Any], list[Pair]]
 ) -> None:
-    """By its texts, whatever it was classified as: the very object, its column, a list without names."""
+    """The check compares texts, whatever was classified: the same object, its column, or a list without names."""
     frame = pd.DataFrame({"id": range(12), "body": TEXTS})
     for source, options in (
         (frame, {"text_column": "body"}),
@@ -305,7 +305,7 @@ def test_the_documented_joins_put_labels_on_their_rows(
     kind: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The code of docs/output.md, with the calls for Parquet too. Rows in quarantine have a number as well."""
+    """The code is that of docs/output.md, with the calls for Parquet too. Quarantined rows have a number as well."""
     monkeypatch.chdir(tmp_path)
     news = tmp_path / "news"
     news.mkdir()
@@ -353,7 +353,7 @@ def frame() -> pd.DataFrame:
 def test_labels_of_a_dask_frame_are_those_of_classify(
     client: Client, frame: pd.DataFrame, small_model_file: Path, tmp_path: Path
 ) -> None:
-    """From Parquet to Parquet on a cluster, with filters before and after; a null text keeps its row."""
+    """The test reads and writes Parquet on a cluster, and filters before and after. A null text keeps its row."""
     client.run(release)
     dd.from_pandas(frame, npartitions=4).to_parquet(tmp_path / "in")
     read = dd.read_parquet(tmp_path / "in", calculate_divisions=True)
@@ -361,7 +361,7 @@ def test_labels_of_a_dask_frame_are_those_of_classify(
     labelled = pipeline.label(chosen, text_column="body", model=small_model_file, top_k=2, scores=True, device="cpu")
     assert labelled.divisions == chosen.divisions
     graph = pickle.dumps(labelled.__dask_graph__())
-    assert len(graph) < 100_000  # and not a model of megabytes
+    assert len(graph) < 100_000  # the graph does not contain a model of megabytes
     expected = frame[frame.year > 2020]
     wanted = pipeline.label(expected, text_column="body", model=small_model_file, top_k=2, scores=True, device="cpu")
     labelled.to_parquet(tmp_path / "out")
@@ -376,14 +376,14 @@ def test_labels_of_a_dask_frame_are_those_of_classify(
     assert (computed.dtypes == labelled.dtypes).all()
     assert (computed.label == wanted.label.iloc[0]).all()
     assert len(computed) == (wanted.label == wanted.label.iloc[0]).sum()
-    engines = client.run(_engines).values()  # a worker that was given no partition has none
+    engines = client.run(_engines).values()  # a worker without a partition has no engine
     assert max(ours for ours, _, _ in engines) == 1
-    most = max(1, available_cores() // len(engines))  # of one engine
+    most = max(1, available_cores() // len(engines))  # threads of one engine
     assert all(threads <= most * every for _, every, threads in engines)
 
 
 def _engines() -> tuple[int, int, int]:
-    """Of a worker: its engines for such labels, all engines, and the threads that compute."""
+    """Return a worker's number of engines for such labels, of all engines, and of threads that compute."""
     from broadsheet.pipeline.labelling.engines import ENGINES
 
     threads = [thread for thread in threading.enumerate() if thread.name.startswith("broadsheet-compute")]

@@ -17,7 +17,7 @@ from broadsheet.pipeline.model.charcnn import Model
 
 @pytest.fixture(scope="module")
 def quick_model(small_model: Model) -> Model:
-    """Its texts are short, and nothing else is computed."""
+    """A model for short texts that computes nothing else."""
     return replace(small_model, frame="text")
 
 
@@ -30,7 +30,9 @@ def connection(quick_model: Model) -> Iterator[duckdb.DuckDBPyConnection]:
 
 
 def test_a_query_labels_its_rows(connection: duckdb.DuckDBPyConnection, quick_model: Model) -> None:
-    """More rows than one batch of DuckDB, on several threads, with nulls; the labels are those of the classifier."""
+    """The rows are more than a batch of DuckDB's, on several threads, with nulls. The labels are those of the
+    classifier.
+    """
     rows = connection.sql(
         "select i, case when i % 10 = 3 then null else 'text ' || (i % 7) end as body, broadsheet(body) as label "
         "from range(2500) t(i) order by i"

@@ -1,4 +1,4 @@
-"""Models on the Hugging Face Hub, of which a server here speaks the routes: pushed, fetched, cached, pinned."""
+"""Models on the Hugging Face Hub, whose routes a local server serves: pushed, fetched, cached, pinned."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ class Hub(BaseHTTPRequestHandler):
             name = "/".join(self.path.removeprefix("/api/models/").split("/")[:2])
             commit = len(self.repositories[name]) - 1
             files = self.repositories[name][commit]
-            if "/tree/" in self.path:  # as newer versions of the library ask
+            if "/tree/" in self.path:  # newer versions of the library ask this way
                 shown = {file: hashlib.sha1(data).hexdigest() for file, data in files.items()}
                 self._json([{"type": "file", "path": f, "oid": oid, "size": len(files[f])} for f, oid in shown.items()])
             else:
@@ -190,7 +190,7 @@ def test_a_model_goes_to_the_hub_and_comes_back(
     assert card.startswith("---\nlibrary_name: broadsheet\n")
     assert "--model hf://user/topics" in card
     assert digest in card
-    # A later commit does not change what a revision is; and without the Hub, the cache has it.
+    # A later commit does not change a pinned revision, and without the Hub, the cache has it.
     server.repositories["user/topics"].append({"model.safetensors": b"another"})
     again, broken = steps(first, "hf://user/topics")
     assert again == [first, digest]

@@ -24,7 +24,7 @@ TEXTS = ["Stocks fell on Monday as oil rose.", "", "é漢 " * 60, b"raw \xff byt
 
 @pytest.fixture(scope="module")
 def with_ngrams(small_model: Model) -> Model:
-    """All that a model may have: a text frame, n-grams, a temperature."""
+    """A model with all that a model may have: a text frame, n-grams, a temperature."""
     rng = np.random.default_rng(0)
     table = rng.integers(-1000, 1000, (256, len(small_model.classes) + 1)).astype(np.int16)
     table[:, -1] = np.maximum(table[:, -1], 0)
@@ -84,7 +84,7 @@ def test_a_program_in_another_language_can_make_the_ids(small_model: Model) -> N
 
 
 def test_a_graph_that_differs_is_not_written(small_model: Model, tmp_path: Path) -> None:
-    """A weight so large that fp32 overflows: neither scores are numbers, so nothing was verified."""
+    """A weight is so large that fp32 overflows. Both scores are NaN, so nothing was verified."""
     tensors = {**small_model.tensors, "fc3.weight": np.full_like(small_model.tensors["fc3.weight"], 3e38)}
     with pytest.raises(BroadsheetError, match="nothing is written"):
         pipeline.export_onnx(replace(small_model, tensors=tensors), tmp_path / "bad.onnx")

@@ -1,4 +1,4 @@
-"""The estimator, in the hands of scikit-learn."""
+"""The estimator, as scikit-learn uses it."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_it_is_pickled_as_a_model_file(fitted: TextClassifier) -> None:
 
 @pytest.mark.slow
 def test_pipelines_and_searches_take_it() -> None:
-    alone = TextClassifier(ngrams=1 << 10, length=123, device="cpu")  # n-grams without a network: quick to fit
+    alone = TextClassifier(ngrams=1 << 10, length=123, device="cpu")  # n-grams without a network are quick to fit
     assert cross_val_score(alone, TEXTS, TOPICS, cv=2).tolist() == [1.0, 1.0]
     made = Pipeline([("lower", FunctionTransformer(lambda texts: [t.lower() for t in texts])), ("topic", alone)])
     shouted = [text.upper() for text in TEXTS]
@@ -110,7 +110,7 @@ def test_checks_of_scikit_learn_that_apply_to_text(name: str) -> None:
 
 
 def test_scikit_learn_agrees_on_which_checks_apply() -> None:
-    """`check_estimator` itself runs what does not need an array of numbers."""
+    """`check_estimator` itself runs the checks that need no array of numbers."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         results = estimator_checks.check_estimator(quick(), on_fail=None)

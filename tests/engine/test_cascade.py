@@ -1,5 +1,5 @@
-"""A model whose network is asked about some texts only: which they are, and that no bit depends on anything else, on a
-CPU and on a GPU.
+"""A model whose network reads some texts only: which texts these are, and that no bit depends on other texts, on a CPU
+and on a GPU.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ WORDS = ["stocks", "fell", "monday", "oil", "rose", "home", "team", "won", "come
 
 
 def of_both(model: Model, seed: int = 0) -> Model:
-    """With n-grams, and a margin that about half of random texts have."""
+    """Return the model with n-grams, and with a margin that sends about half of random texts to the network."""
     ngrams = branch(Kinds(2, (3, 4), model.length + 40), len(model.classes), seed=seed)
     both = replace(model, frame="text", ngrams=ngrams, temperature=1.0 if model.thresholds else 1.3)
     bias = tuple(np.random.default_rng(seed).normal(size=len(model.classes)).tolist())
@@ -53,7 +53,7 @@ def articles(count: int, seed: int = 0) -> Texts:
 
 
 def rows_asked(model: Model, texts: Texts) -> np.ndarray:
-    """By the specification."""
+    """Return which texts the network reads, by the specification."""
     assert model.ngrams is not None
     assert model.cascade is not None
     logits = np.array(model.cascade.bias, np.float32) + scores(texts.data, texts.offsets, model.ngrams)
@@ -61,7 +61,7 @@ def rows_asked(model: Model, texts: Texts) -> np.ndarray:
 
 
 def assert_from_two(found: Predictions, all_of: Predictions, none: Predictions, rows: np.ndarray) -> None:
-    """Rows that are asked have the bits of `all`, the others those of `none`."""
+    """Assert that rows that the network reads have the bits of `all_of`, and the others those of `none`."""
     assert found.asked == rows.sum()
     assert np.array_equal(found.unknown_chars, all_of.unknown_chars)
     assert not none.unknown_chars.any()
@@ -73,7 +73,7 @@ def assert_from_two(found: Predictions, all_of: Predictions, none: Predictions, 
 
 @pytest.fixture(scope="module", params=["one label", "several labels"])
 def engines(small_model: Model, request: pytest.FixtureRequest) -> Iterator[list[CpuEngine]]:
-    """With the network asked about some texts, about all and about none."""
+    """Engines whose network reads some texts, all texts, and none."""
     model = small_model
     if request.param == "several labels":
         model = replace(model, thresholds=(0.2, 0.5, 0.7, 0.9)[: len(model.classes)])
@@ -90,7 +90,7 @@ def engines(small_model: Model, request: pytest.FixtureRequest) -> Iterator[list
 def test_a_text_depends_on_itself_alone(
     engines: list[CpuEngine], seed: int, cuts: list[int], numbers: list[int]
 ) -> None:
-    """Whatever the batches are that it comes in, and whoever its neighbours."""
+    """Neither the batch of a text nor its neighbours matter."""
     texts = articles(40, seed)
     some, whole, alone = (engine.classify(texts, 2, all_scores=True) for engine in engines)
     rows = rows_asked(engines[0].model, texts)
@@ -142,7 +142,7 @@ def test_a_model_file_keeps_the_margin_and_needs_both_parts(small_model: Model, 
 
 @pytest.mark.parametrize("network", ["uncertain", "all", "none"])
 def test_a_job_asks_as_its_option_says(small_model: Model, tmp_path: Path, network: str) -> None:
-    """And one that was begun otherwise is not gone on with."""
+    """A job that began with another choice cannot be resumed."""
     both, texts = of_both(small_model), articles(60, 3)
     rows = [texts.data[texts.offsets[i] : texts.offsets[i + 1]].tobytes().decode() for i in range(60)]
     (tmp_path / "in.txt").write_text("\n".join(rows) + "\n")
@@ -162,7 +162,7 @@ def test_a_job_asks_as_its_option_says(small_model: Model, tmp_path: Path, netwo
 
 
 def test_the_margin_keeps_what_was_asked_for() -> None:
-    """On rows like those that it was fitted to, of which some agree by chance; also where these are few."""
+    """Rows like those that the margin was fitted to keep the accuracy that was asked for, even if they are few."""
     rng = np.random.default_rng(0)
     truth = rng.integers(0, 4, 40_000)
     branch_of = (3 * np.eye(4)[truth] + rng.normal(size=(40_000, 4))).astype(np.float32)
@@ -219,7 +219,7 @@ def test_a_chunk_is_a_second_or_two_of_the_models_work_and_a_resume_keeps_what_t
     assert chunk_rows("cpu", load_models(small_model).cost) == 128  # in the dense frame
     assert chunk_rows("cpu", Models((both, small_model)).cost) == 128
     rows = [chunk_rows("cuda", load_models(both, network).cost) for network in ("all", "uncertain", "none")]
-    assert rows == [131_072, 131_072, 262_144]  # its network is asked about more than half
+    assert rows == [131_072, 131_072, 262_144]  # its network reads more than half of the texts
     assert chunk_rows("cuda", load_models("ag-news").cost) == 262_144
     source, out = tmp_path / "in.txt", tmp_path / "out"
     source.write_text("oil rose\n" * 9000)
@@ -234,12 +234,12 @@ def test_a_chunk_is_a_second_or_two_of_the_models_work_and_a_resume_keeps_what_t
     assert again.to_arrow().equals(before)
 
 
-# The network asked about some texts only, on a GPU: which, by the specification, and to the last bit.
+# A network that reads some texts only, on a GPU: which texts, by the specification, and to the last bit.
 
 
 @pytest.fixture(scope="module", params=[*STACKS, "several labels"], ids=str)
 def gpu_engines(request: pytest.FixtureRequest, small_model: Model) -> Iterator[list]:
-    """With the network asked about some texts, about all and about none."""
+    """Engines whose network reads some texts, all texts, and none."""
     model, stack = small_model, request.param
     if stack == "several labels":
         model, stack = replace(model, thresholds=(0.2, 0.5, 0.7, 0.9)[: len(model.classes)]), STACKS[0]
@@ -253,10 +253,10 @@ def gpu_engines(request: pytest.FixtureRequest, small_model: Model) -> Iterator[
 
 
 @needs_gpu
-# One text, a few texts, a warp's number, and several batches.
+# One text, a few texts, as many as a warp has threads, and several batches.
 @pytest.mark.parametrize("count", [1, 7, 32, 500])
 def test_rows_that_are_asked_have_the_bits_of_all_and_others_those_of_none(gpu_engines: list, count: int) -> None:
-    """As one graph and launched one by one; and in int8 saturated values are of those that are asked."""
+    """The kernels run as one graph, and one by one. In int8, only rows that the network reads count as saturated."""
     texts = articles(count, count)
     some, whole, alone = (engine.classify(texts, 2, all_scores=True) for engine in gpu_engines)
     assert_from_two(some, whole, alone, rows_asked(gpu_engines[0].model, texts))
@@ -278,7 +278,7 @@ def test_n_grams_alone_have_the_scores_of_the_cpu(gpu_engines: list) -> None:
 
 @needs_gpu
 def test_a_text_depends_on_itself_alone_on_a_gpu(gpu_engines: list) -> None:
-    """In another order, in other batches, several times, and as ids that the host has encoded."""
+    """The text is read in another order, in other batches, several times, and as ids that the host has encoded."""
     engine, texts = gpu_engines[0], articles(600, 2)
     whole = engine.classify(texts, all_scores=True)
     numbers = np.random.default_rng(0).permutation(600)
@@ -303,7 +303,7 @@ def test_a_text_depends_on_itself_alone_on_a_gpu(gpu_engines: list) -> None:
 @needs_gpu
 @pytest.mark.parametrize("margin", [0.0, 1e20])
 def test_no_text_and_every_text_may_be_asked_about(gpu_engines: list, margin: float) -> None:
-    """The network's kernels have nothing to do, or as much as they ever have."""
+    """The network's kernels then have no work, or as much as ever."""
     model, at = gpu_engines[0].model, gpu_engines[0].backend
     assert model.cascade is not None
     cascade = type(model.cascade)(margin, 0.5, 0.9, model.cascade.bias, model.cascade.temperature)

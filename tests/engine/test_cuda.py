@@ -45,7 +45,7 @@ def engine(request: pytest.FixtureRequest, model: Model) -> Iterator[Engine]:
     opened.close()
 
 
-# The fewest texts, those around the 128 rows of a tile, and one more than whole tiles hold.
+# The fewest texts, numbers around the 128 rows of a tile, and one more than whole tiles hold.
 @pytest.mark.parametrize("count", [1, 2, 127, 128, 129, 4097])
 def test_logits_against_float64(engine: Engine, count: int) -> None:
     model, texts = engine.model, Texts.of((random_texts(count, count) + hostile_texts())[-count:])
@@ -134,7 +134,8 @@ def test_other_lengths(symbols: str, length: int, classes: int, kernels: str, pr
     finally:
         opened.close()
     true = exact.logits(model, ids, "cuda")
-    # A small random network can be worse conditioned than the published frame: there PyTorch's own fp16 is the measure.
+    # A small random network can be worse conditioned than the published frame, so PyTorch's own fp16 is the measure for
+    # it.
     limit = LIMITS[opened.backend.precision]
     if precision != "fp32":
         limit = max(limit, error(exact.logits(model, ids, "cuda", dtype=torch.float16), true))
@@ -146,7 +147,9 @@ def test_other_lengths(symbols: str, length: int, classes: int, kernels: str, pr
 
 
 def test_the_shipped_model_flips_hardly_a_label(ag_news: Path) -> None:
-    """On the 7,600 test articles, against float64: fp32 none, fp16 at most four, each of them a close call."""
+    """On the 7,600 test articles, compared with float64, fp32 flips none, and fp16 at most four, all of them close
+    calls.
+    """
     with open(ag_news / "test.csv", newline="", encoding="utf-8") as file:
         texts = Texts.of([f"{title} {text}".strip().encode() for _, title, text in csv.reader(file)])
     model = load_model().asking("all")
@@ -176,7 +179,8 @@ def test_memory_is_what_was_planned(model: Model) -> None:
     from broadsheet.pipeline.kernels.memory_plan import planned_bytes
 
     texts = Texts.of(random_texts(1, 9000))
-    with closing(CudaEngine(model, batch=4096)) as first:  # what stays of a process's first engine stays once
+    # What the first engine of a process leaves allocated is allocated once.
+    with closing(CudaEngine(model, batch=4096)) as first:
         first.classify(texts, all_scores=True)
     cupy.get_default_memory_pool().free_all_blocks()
     before = cupy.get_default_memory_pool().total_bytes()
@@ -270,7 +274,7 @@ def test_a_batch_beyond_what_the_kernels_count_is_refused(model: Model, kernels:
 
 
 def test_a_gpu_without_room_for_the_kernels_is_told() -> None:
-    """In a process of its own: kernels stay loaded."""
+    """The test uses a process of its own, because kernels stay loaded."""
     script = """
 import sys; sys.path[:0] = ["tests", "tests/helpers"]
 import cupy
@@ -296,7 +300,7 @@ except BroadsheetError as error:
 
 @pytest.mark.parametrize(("count", "kernel"), [(100, "conv4"), (3, "of a batch launched as one graph")])
 def test_an_error_of_the_gpu_names_kernel_and_batch(count: int, kernel: str, tmp_path: Path) -> None:
-    """In a process of its own: after an illegal address a process can do nothing more on that GPU."""
+    """The test uses a process of its own, which can do nothing more on that GPU after an illegal address."""
     script = f"""
 import sys; sys.path[:0] = ["tests", "tests/helpers"]
 import cupy
@@ -344,7 +348,7 @@ def test_auto_takes_the_gpu(small_model: Model) -> None:
 
 @pytest.mark.parametrize("kernels", ["simt", "sm80", "auto"])
 def test_two_gpus_of_a_process_score_alike(kernels: str, model: Model) -> None:
-    """Each has its own kernels, which may use more than 48 KB of shared memory on both."""
+    """Each GPU has its own kernels, which may use more than 48 KB of shared memory on both."""
     import cupy
 
     from broadsheet.pipeline.engine.cuda import CudaEngine
@@ -360,11 +364,11 @@ def test_two_gpus_of_a_process_score_alike(kernels: str, model: Model) -> None:
     assert np.array_equal(found[0], found[2])
 
 
-# Chunks one after the other on a GPU, each begun by a thread of its own before the last one's labels are there.
+# Consecutive chunks on a GPU, each begun by a thread of its own before the labels of the last chunk are ready.
 
 
 def chunks(count: int, articles: int) -> list[Texts]:
-    """Articles of 0 to 1,500 characters, some few chunks of a few, which are one graph."""
+    """Return chunks of articles of 0 to 1,500 characters. Some chunks hold few articles, and are one graph."""
     draw = np.random.default_rng(0)
     words = [f"word{number} " for number in range(500)]
     found = []
@@ -403,8 +407,8 @@ def test_chunks_of_several_threads_keep_their_bits_and_leave_no_gap(precision: s
             assert np.array_equal(getattr(one, name), getattr(other, name)), name
         assert one.saturated == other.saturated
     several = [number for number, each in enumerate(spans) if len(each) > 3]  # chunks of more than one graph
-    assert all(left_early[number] for number in several)  # while results are on their way: the next one is copied in
+    assert all(left_early[number] for number in several)  # the next chunk is copied in while results are copied out
     kernels = sorted((span.start, span.end) for number in several for span in spans[number] if span.name == "kernels")
-    # Each call may compare the clocks of host and GPU anew, to some tenths of a millisecond.
+    # Each call may compare the clocks of host and GPU anew, with an error of some tenths of a millisecond.
     assert all(after[0] > before[1] - 5e-4 for before, after in pairwise(kernels))
     engine.close()

@@ -1,5 +1,5 @@
-"""Batches of a few articles as CUDA graphs, on a GPU: the bits of kernels that are launched one by one; softmax with a
-temperature and sigmoids against their twins, in batches and in graphs.
+"""Batches of a few articles as CUDA graphs on a GPU give the bits of kernels that are launched one by one. Softmax with
+a temperature and sigmoids are compared with their twins, in batches and in graphs.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def graphs(engine: Engine) -> int:
 
 
 def test_a_graph_gives_the_bits_of_single_launches(engine: Engine) -> None:
-    """Of every size, among poisoned buffers, again with other texts, and after a batch that is launched otherwise."""
+    """Graphs of every size run over poisoned buffers, with other texts again, and after a batch of single launches."""
     articles = [text for text in texts_of_every_kind(3) if len(text) <= head_bytes(engine.model.length)]
     rng, most = np.random.default_rng(3), engine.small.most_texts
     before = graphs(engine)
@@ -67,7 +67,7 @@ def test_any_batch_is_one_graph_with_the_bits_of_single_launches(engine: Engine)
         assert_same(engine.classify(texts, 2, True), want)
     slots = len(network.slots)
     assert network._graph_of.cache_info().misses <= 2 * slots  # texts with long ones among them, or none
-    # Nothing is launched by itself where no kernel is watched.
+    # Without a watcher, no kernel is launched outside a graph.
     launched = network._graph_of.cache_info().hits + network._graph_of.cache_info().misses
     engine.classify(Texts.of(random_texts(9, 500)))
     after = network._graph_of.cache_info()
@@ -98,7 +98,7 @@ def test_a_graph_has_a_span(engine: Engine) -> None:
     assert 0 < spans[0].seconds < 1
 
 
-# Several labels a text, on a GPU: the kernel's sigmoids against their twin, in batches and in graphs.
+# Several labels for each text, on a GPU: the kernel's sigmoids against their twin, in batches and in graphs.
 
 
 @pytest.mark.parametrize(("kernels", "precision"), STACKS)
@@ -146,7 +146,7 @@ def test_scores_are_those_of_the_twin_at_the_same_temperature(model: Model, kern
         texts = Texts.of(random_texts(5, 300))
         before, after = (engine.classify(texts, all_scores=True) for engine in (plain, warm))
         logits = logits_of(warm, texts)
-        np.testing.assert_array_equal(logits, logits_of(plain, texts))  # they are the same; the softmax is not
+        np.testing.assert_array_equal(logits, logits_of(plain, texts))  # the logits are equal, but the softmax is not
         np.testing.assert_allclose(after.all_scores, reference.softmax(logits, 0.7), rtol=2e-5)
         np.testing.assert_array_equal(after.labels, before.labels)
         assert not np.array_equal(after.scores, before.scores)

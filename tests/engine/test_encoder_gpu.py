@@ -49,7 +49,9 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Model]:
 
 @pytest.fixture(scope="module")
 def texts() -> list[str]:
-    """As long as a block of attention computes, one shorter and one longer; empty ones, and many between."""
+    """Texts as long as a block of attention computes, one token shorter and one longer; empty texts, and many in
+    between.
+    """
     sizes = [0, 1, 2, 61, 62, 63, 125, 126, 127, 128, 189, 190, 191, 509, 510, 511, 900, *range(3, 60)]
     rng = np.random.default_rng(5)
     return [" ".join(rng.choice(PARTS[:12], size)) if size % 2 else "a " * size for size in sizes]
@@ -70,7 +72,7 @@ def on_gpu(model: Model, generation: str, precision: str) -> Any:
 
 
 def reads(model: Model, most: int) -> Model:
-    """The model, of which a text has so many tokens."""
+    """Return the model with another number of tokens that it reads of a text."""
     encoder = model.encoder
     assert encoder is not None
     weights = {**encoder.weights, "places": encoder.weights["places"][:most]}
@@ -81,7 +83,7 @@ def reads(model: Model, most: int) -> Model:
 
 @pytest.fixture(scope="module", params=[3, 9, 512])
 def tokens(request: pytest.FixtureRequest, model: Callable[[str], Model]) -> tuple[Encoder, Any]:
-    """The specification and the kernel, for texts of which so many tokens are read."""
+    """The specification and the kernel, with the number of tokens that both read of a text."""
     of = reads(model("heads of 32"), request.param)
     assert of.encoder is not None
     return of.encoder, on_gpu(of, "sm80", "fp16")
@@ -91,7 +93,7 @@ def tokens(request: pytest.FixtureRequest, model: Callable[[str], Model]) -> tup
 @given(drawn_texts=st.lists(HOSTILE, min_size=1, max_size=8))
 def test_tokens_are_those_of_numpy(tokens: tuple[Encoder, Any], drawn_texts: list[str]) -> None:
     encoder, device = tokens
-    in_parts = " ".join(drawn_texts) * 60  # a long text, whose parts have a thread each
+    in_parts = " ".join(drawn_texts) * 60  # a long text whose parts have a thread each
     texts = given_texts([*drawn_texts, "".join(drawn_texts), in_parts])
     want = encoder.tokens_of(texts.data, texts.offsets)
     found = device.tokens(texts.data, texts.offsets)
@@ -114,7 +116,7 @@ def test_logits_and_vectors_are_those_of_numpy(
         for is_logits in (True, False):
             want, is_cut = cpu.of_texts(given, is_logits, None)
             found, cut = on_gpu(of, generation, precision).compute(given.data, given.offsets, is_logits)
-            # Each layer rounds to a unit of 2e-3, of bf16 of 8e-3, what is about as large as a norm leaves it.
+            # Each layer rounds to a unit of 2e-3, or 8e-3 in bf16, for values of about the size that a norm returns.
             off = np.abs(found - want).max() / want.std()
             assert off < (0.2 if precision == "bf16" else 0.025)
             assert np.array_equal(cut, is_cut)
@@ -124,7 +126,7 @@ def test_logits_and_vectors_are_those_of_numpy(
 def test_no_bit_depends_on_other_texts(generation: str, model: Callable[[str], Model], texts: list[str]) -> None:
     skip_unless_runs(generation)
     device = on_gpu(model("heads of 64"), generation, "fp16")
-    given = given_texts(texts * 40)  # in several groups
+    given = given_texts(texts * 40)  # several groups
     whole, _ = device.compute(given.data, given.offsets, True)
     order = np.random.default_rng(0).permutation(len(given))[: len(given) // 3]
     some = given_texts([(texts * 40)[i] for i in order])
@@ -157,7 +159,7 @@ def test_an_overflow_costs_its_text_alone(model: Callable[[str], Model]) -> None
     rare = int(of.encoder.tokens_of(*buffers("\u4e10")).ids[1])
     weights = {**of.encoder.weights, "embedding": of.encoder.weights["embedding"].copy()}
     weights["embedding"][rare] = 0
-    weights["embedding"][rare, 0] = 6e4  # which alone is 8 after the norm, and 7e4 after the first product
+    weights["embedding"][rare, 0] = 6e4  # alone, the value is 8 after the norm, and 7e4 after the first product
     weights["norm.weight"] = np.ones_like(weights["norm.weight"])
     weights["0.queries"] = weights["0.queries"].copy()
     weights["0.queries"][0, : of.encoder.width] = 9e3
@@ -189,7 +191,7 @@ def skip_unless_runs(generation: str) -> None:
 
 
 def test_heads_of_one_trunk_are_computed_in_one_pass(model: Callable[[str], Model], texts: list[str]) -> None:
-    """Each has the bits that it has alone, and the layers are computed for all of them together."""
+    """Each head gives the bits that it gives alone, and the layers are computed once for all heads."""
     first = model("heads of 32")
     assert isinstance(first.encoder, Encoder)
     weights = {**first.encoder.weights, "last": np.ascontiguousarray(first.encoder.weights["last"][::-1])}

@@ -1,4 +1,4 @@
-"""ModernBERT and its kin, gte and DeBERTa on a GPU: kernels against the specification in NumPy."""
+"""ModernBERT and its relatives, gte and DeBERTa on a GPU: kernels against the specification in NumPy."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ pytestmark = [
 ]
 
 HALF = 2e-3
-"""What docs/encoders.md promises in 16 bits."""
+"""The tolerance that docs/encoders.md promises in 16 bits."""
 
 SHAPES: dict[str, dict[str, Any]] = {
     "heads of 64": {
@@ -69,7 +69,10 @@ SHAPES: dict[str, dict[str, Any]] = {
 
 
 def made(folder: Path, **shape: Any) -> Model:
-    """Of up to 1,024 tokens. Weights are so large that scores differ, and so small that 16 bits hold what is summed."""
+    """Return a model of up to 1,024 tokens.
+
+    Its weights are large enough for scores to differ, and small enough for 16 bits to hold the sums.
+    """
     import transformers
 
     family = shape.pop("family", "modernbert")
@@ -99,7 +102,9 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Model]:
 
 @pytest.fixture(scope="module")
 def texts() -> list[str]:
-    """Of every number of tokens near the edges of tiles and windows, of a few tokens, and of more than are read."""
+    """Texts with every number of tokens near the edges of tiles and windows, with few tokens, and with more than are
+    read.
+    """
     words = [" ferry", " late", " harbour", " oil", " cup", " é", " 漢字", " the"]
     rng = np.random.default_rng(5)
     sizes = [0, 1, 2, 30, 62, 63, 64, 65, 126, 127, 128, 129, 190, 191, 192, 193, 255, 256, 257, 381, 700, 2000]
@@ -133,7 +138,7 @@ def test_logits_and_vectors_are_those_of_numpy(
         for is_logits in (True, False):
             want, is_cut = cpu.of_texts(given, is_logits, None)
             found, cut = on_gpu(of, generation, precision).compute(given.data, given.offsets, is_logits)
-            # Each layer rounds to a unit of 2e-3, of bf16 of 8e-3, what is about as large as a norm leaves it.
+            # Each layer rounds to a unit of 2e-3, or 8e-3 in bf16, for values of about the size that a norm returns.
             off = np.abs(found - want).max() / want.std()
             assert off < (0.2 if precision == "bf16" else 0.025)
             assert np.array_equal(cut, is_cut)
@@ -163,7 +168,7 @@ def test_no_bit_depends_on_other_texts(
     name: str, generation: str, model: Callable[[str], Model], texts: list[str]
 ) -> None:
     of = model(name)
-    device, many = on_gpu(of, generation, "fp16"), texts * 40  # of several groups that become tokens together
+    device, many = on_gpu(of, generation, "fp16"), texts * 40  # several groups that become tokens together
     whole, _ = device.compute(*buffers(many), True)
     order = np.random.default_rng(0).permutation(len(many))[: len(many) // 3]
     part, _ = device.compute(*buffers([many[row] for row in order]), True)
@@ -199,7 +204,7 @@ def test_encoders_of_one_vocabulary_share_the_tokens(tmp_path: Path, texts: list
 
 
 def test_a_window_hides_what_lies_beyond_it(tmp_path: Path) -> None:
-    """As in NumPy: of a long text, the first token's vector does not depend on tokens beyond both layers' windows."""
+    """In a long text, the first token's vector does not depend on tokens beyond both layers' windows, as in NumPy."""
     shape = {"layer_types": ["sliding_attention"] * 2, "local_attention": 128, "hidden_size": 128}
     device = on_gpu(made(tmp_path / "folder", **shape), "sm80", "fp16")
     words = [" ferry"] * 300
@@ -217,7 +222,7 @@ def test_an_overflow_costs_its_text_alone(model: Callable[[str], Model]) -> None
     rare = int(encoder.tokens_of(*buffers("é"))[0][1])
     weights = {name: tensor.copy() for name, tensor in encoder.weights.items()}
     weights["embedding"][rare] = 0
-    weights["embedding"][rare, 0] = 6e4  # which alone is 16 after the norm, and 1e5 after the first product
+    weights["embedding"][rare, 0] = 6e4  # alone, the value is 16 after the norm, and 1e5 after the first product
     weights["norm.weight"][:] = 1
     weights["0.queries"][0, : encoder.width] = 9e3
     with closing(open_engine(replace(of, encoder=replace(encoder, weights=weights)), "cuda")) as engine:
@@ -234,7 +239,7 @@ def test_vectors_of_sentence_transformers(tmp_path: Path) -> None:
 
 
 def passed(models: list[Model], texts: list[str]) -> tuple[list[Any], dict[str, int]]:
-    """The scores of texts by each model, computed in one pass, and how often each step was done."""
+    """Return each model's scores of the texts, computed in one pass, and how often each step was done."""
     spans: list[Span] = []
     with opened(models, "cuda") as engines:
         wanted = [Scoring(all_scores=True) for _ in models]

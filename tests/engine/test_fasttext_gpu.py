@@ -106,7 +106,7 @@ def test_scores_are_those_of_the_cpu(engines: tuple[Engine, CpuEngine]) -> None:
 
 
 def test_a_text_depends_on_itself_alone(engines: tuple[Engine, CpuEngine]) -> None:
-    """In another order, in small batches, as one graph, from the GPU's memory, and where it is too long for a batch."""
+    """The text is in another order, in small batches, in one graph, in the GPU's memory, or too long for a batch."""
     import cupy as cp
 
     engine, _ = engines

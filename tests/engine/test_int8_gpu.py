@@ -37,7 +37,7 @@ def engine(request: pytest.FixtureRequest, model: Model) -> Iterator[Engine]:
 
 
 def unpacked(packed: NDArray[np.generic], first: NDArray[np.int32], rows: int) -> NDArray[np.generic]:
-    """The first `rows` rows of each article, [N, rows, channels]; zero where it has fewer."""
+    """Return the first `rows` rows of each article, [N, rows, channels], with zeros where it has fewer."""
     found = np.zeros((len(first) - 1, rows, packed.shape[2]), packed.dtype)
     for article, (begin, end) in enumerate(pairwise(first)):
         own = packed[begin:end].reshape(-1, packed.shape[2])[:rows]
@@ -46,7 +46,7 @@ def unpacked(packed: NDArray[np.generic], first: NDArray[np.int32], rows: int) -
 
 
 def test_sums_and_bytes_are_those_of_the_specification(engine: Engine) -> None:
-    """From the bytes that block 1 gives, over poisoned buffers, for texts of all lengths beside each other."""
+    """The test starts from block 1's bytes, over poisoned buffers, with texts of all lengths beside each other."""
     model = engine.model
     texts = Texts.of(texts_of_every_kind(5))
     packed, first = blocks_of(engine, texts)
@@ -77,7 +77,7 @@ def test_sums_and_bytes_are_those_of_the_specification(engine: Engine) -> None:
 
 
 def test_saturated_values_are_counted(engine: Engine) -> None:
-    """Those of all batches; as many as the specification has, where the text reaches the rows."""
+    """The count covers all batches, and equals the specification's in rows that the text reaches."""
     model = engine.model
     scales = quantised.scales_of(model)
     coarse = ActivationScales({name: step * 0.4 for name, step in scales.steps.items()}, scales.found_on)
@@ -93,13 +93,14 @@ def test_saturated_values_are_counted(engine: Engine) -> None:
     opened.close()
     cpu.close()
     assert again.saturated == found.saturated > 500
-    # The rows after the last that a pool reads are counted too, and constant ones once an article, or not at all.
+    # Rows after the last one that a pool reads are counted too. Constant rows are counted once for each article, or
+    # never.
     assert 0.8 * want.saturated < found.saturated < 1.2 * want.saturated
     assert calm.saturated < found.saturated / 100
 
 
 def test_an_overflow_of_block_1_is_no_label(engine: Engine, small_model: Model) -> None:
-    """Bytes cannot hold a NaN, and it still reaches the scores."""
+    """Bytes cannot hold a NaN, but it still reaches the scores."""
     frame, scales = engine.model.frame, quantised.scales_of(engine.model)
     tensors = {**small_model.tensors, "conv1.weight": small_model.tensors["conv1.weight"] * np.float32(1e20)}
     opened = opened_for(
@@ -112,7 +113,7 @@ def test_an_overflow_of_block_1_is_no_label(engine: Engine, small_model: Model) 
 
 
 def test_hardly_a_label_of_ag_news_differs_from_fp32(ag_news: Path) -> None:
-    """The shipped model: at most 0.3 % of 7,600 labels, and 0.1 points of accuracy."""
+    """The shipped model differs in at most 0.3 % of 7,600 labels, and 0.1 points of accuracy."""
     with open(ag_news / "test.csv", newline="", encoding="utf-8") as file:
         rows = list(csv.reader(file))[-7600:]
     texts = Texts.of([f"{title} {text}".strip().encode() for _, title, text in rows])

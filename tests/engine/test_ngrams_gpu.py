@@ -1,4 +1,4 @@
-"""The branch of n-grams on a GPU: its kernel against the twin, and engines with it, to the last bit."""
+"""The n-gram branch on a GPU: its kernel against the twin, and engines with it, to the last bit."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def articles_of_every_kind(seed: int) -> list[bytes]:
     rng = np.random.default_rng(seed)
     mixed = [b"".join(rng.choice(PIECES, rng.integers(0, 400))) for _ in range(200)]
     junk = [rng.integers(0, 256, n, np.uint8).tobytes() for n in (1, 31, 32, 33, 500, 3000, 20_000)]
-    # Characters without white space, of which few n-grams are alike: the counts of one article take several parts.
+    # Characters without white space, with few equal n-grams, so that the counts of one article take several parts.
     dense = [bytes(rng.choice(list(b"abcdefghijklmnopqrstuvwxyz"), n)) for n in (600, 1014, 5000, 20_000)]
     return [*mixed, *junk, *dense, *HOSTILE, *hostile_texts(), *random_texts(seed, 300)]
 
@@ -53,7 +53,7 @@ def test_the_kernel_is_the_twin_of_numpy(classes: int) -> None:
 
 
 def test_a_large_table_of_the_kernel_is_the_twin_of_numpy() -> None:
-    """Buckets whose numbers have 20 bits, beside counts in 32 and in 64 bits."""
+    """The numbers in the buckets have 20 bits, beside counts in 32 and in 64 bits."""
     articles, rng = articles_of_every_kind(1), np.random.default_rng(1)
     table = rng.integers(-32_767, 32_768, (1 << 20, 5)).astype(np.int16)
     table[:, -1] = rng.integers(0, 14_000, len(table))
@@ -65,7 +65,7 @@ def test_a_large_table_of_the_kernel_is_the_twin_of_numpy() -> None:
 
 @pytest.fixture(scope="module", params=STACKS, ids="-".join)
 def engines(request: pytest.FixtureRequest, model: Model) -> Iterator[tuple[Engine, Engine]]:
-    """Of a model without n-grams, and of the same model with them."""
+    """Engines of a model without n-grams, and of the same model with them."""
     text = replace(model, frame="text")
     plain = opened_for(text, *request.param)
     both = opened_for(replace(text, scales=plain.model.scales, ngrams=branch(Kinds(2, (3, 5), 1400))), *request.param)
@@ -92,7 +92,7 @@ def test_the_engine_adds_the_branch_to_the_logits(engines: tuple[Engine, Engine]
 
 
 def test_neighbours_batches_and_ids_change_no_bit(engines: tuple[Engine, Engine]) -> None:
-    """Also where text is encoded on the host: of ids, and of an article that is longer than a batch has room for."""
+    """The host may also encode the text: for ids, and for an article that is longer than a batch."""
     _, engine = engines
     articles = [*random_texts(3, 300), b"a long text " * 2_000_000]
     whole = engine.classify(Texts.of(articles), all_scores=True).all_scores

@@ -1,4 +1,4 @@
-"""A model that overflows: every article on which it does is told, and none of them gets a label."""
+"""A model that overflows: every article on which it overflows is reported, and gets no label."""
 
 from __future__ import annotations
 
@@ -33,7 +33,8 @@ torch = pytest.importorskip("torch")
 
 GPU = [pytest.mark.gpu, pytest.mark.skipif(why_no_gpu() is not None, reason=f"{why_no_gpu()}")]
 LARGEST = {"fp32": 3e38, "bf16": 3e38, "fp16": 6e4}
-LARGEST_VALUE = {"fp32": 3.403e38, "bf16": 3.396e38, "fp16": 65_520}  # what is rounded to infinity, and more
+# The least values that are rounded to infinity.
+LARGEST_VALUE = {"fp32": 3.403e38, "bf16": 3.396e38, "fp16": 65_520}
 
 Opened = Callable[[Model], Engine]
 
@@ -56,13 +57,13 @@ on_each_backend = pytest.mark.parametrize(
 
 
 def sums_of_block_2(model: Model, rows: np.ndarray) -> np.ndarray:
-    """Before bias, ReLU and pool, in float64; rows [N, rows, channels] of block 1."""
+    """Return block 2's sums before bias, ReLU and pool, in float64, from rows [N, rows, channels] of block 1."""
     weight = torch.tensor(np.asarray(model.tensors["conv2.weight"], np.float64))
     return torch.nn.functional.conv1d(torch.tensor(rows).transpose(1, 2), weight).numpy()
 
 
-# With mixed signs sums become infinite, or no numbers where infinities of both signs meet; with negative ones ReLU and
-# pool would make zeros of them. "squares": only the squares of a norm are infinite, which would leave its beta.
+# With mixed signs, sums become infinite, or NaN where infinities of both signs meet. With negative signs, ReLU and pool
+# would turn them into zeros. With "squares", only the squares in a norm are infinite, which would leave only its beta.
 @on_each_backend
 @pytest.mark.parametrize(
     ("tensor", "signs"),
@@ -86,7 +87,7 @@ def test_an_overflow_in_any_block_takes_the_label(
 ) -> None:
     largest = LARGEST[precision]
     if tensor in ("conv1.weight", "fc3.weight"):
-        largest = 3e38  # they and what they give are never stored in 16 bits
+        largest = 3e38  # these weights and their sums are never stored in 16 bits
     if signs == "squares":
         largest = min(largest, 1e21)
     if precision == "fp16" and tensor != "fc3.weight" and signs == "negative":
@@ -94,7 +95,7 @@ def test_an_overflow_in_any_block_takes_the_label(
     engine = opened(grown(small_model, tensor, largest, signs))
     texts = Texts.of([text for text in random_texts(5, 60) if len(text) > 20])
     with warnings.catch_warnings():
-        warnings.simplefilter("error")  # NumPy's would come from every thread and block
+        warnings.simplefilter("error")  # NumPy would warn in every thread and block
         found = engine.classify(texts, top_k=2, all_scores=True)
     engine.close()
     assert found.overflowed.all()
@@ -108,7 +109,7 @@ def test_an_overflow_in_any_block_takes_the_label(
 def test_the_same_function_loses_what_overflows_and_nothing_else(
     opened: Opened, precision: str, small_model: Model
 ) -> None:
-    """Block 2's values are larger, and block 3's weights smaller: before, the overflow was hidden by ReLU and pool."""
+    """Block 2's values are larger, and block 3's weights smaller. ReLU and pool used to hide the overflow."""
     articles = random_texts(3, 256)
     texts = Texts.of(articles)
     ids = encode(texts.data, texts.offsets, small_model.alphabet, small_model.length).ids
@@ -123,9 +124,9 @@ def test_the_same_function_loses_what_overflows_and_nothing_else(
     engine.close()
     assert 10 < len(kept) < 250
     assert found.overflowed[stored > (1.1 if precision == "bf16" else 1.02)].all()
-    # In fp32 and bf16 the sums themselves overflow, also those that ReLU would make zeros of.
+    # In fp32 and bf16 the sums themselves overflow, including those that ReLU would turn into zeros.
     assert not found.overflowed[(stored < 0.98) & (summed < 0.7)].any()
-    # A neighbour that overflows changes no bit, and what is kept is right.
+    # A neighbour that overflows changes no bit, and the remaining scores are right.
     assert np.array_equal(found.all_scores[kept], again.all_scores)
     true = reference.softmax(blocks["fc3"].astype(np.float32))[kept]
     assert np.abs(again.all_scores - true).max() < 10 * LIMITS[precision]
@@ -137,7 +138,7 @@ def test_the_same_function_loses_what_overflows_and_nothing_else(
 
 @pytest.mark.parametrize("stack", [pytest.param(s, id="-".join(s), marks=GPU) for s in WHOLE_STACKS if s[1] == "fp16"])
 def test_a_block_that_fits_bf16_only_has_no_labels_in_fp16(stack: tuple[str, str], model: Model) -> None:
-    """conv2 x 1e5 and conv3 / 1e5 used to end in finite scores for all articles, some of them wrong."""
+    """With conv2 x 1e5 and conv3 / 1e5, all articles used to get finite scores, some of them wrong."""
     factor = np.float32(1e5)
     changed = {name: model.tensors[name] * factor for name in ("conv2.weight", "conv2.bias")}
     changed["conv3.weight"] = model.tensors["conv3.weight"] / factor
@@ -162,7 +163,7 @@ def rows() -> pa.Table:
 
 @pytest.fixture(scope="module")
 def large(small_model: Model) -> Model:
-    """Block 2 overflows fp32 on some articles."""
+    """A model whose block 2 overflows fp32 on some articles."""
     return enlarged(small_model, 125)
 
 

@@ -1,4 +1,4 @@
-"""`broadsheet profile`: each kernel's time, work and verdict against ceilings measured in the same run."""
+"""`broadsheet profile`: each kernel's time, work and verdict, compared with ceilings measured in the same run."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ NAMES = ["encode", "conv1", "conv2", "conv3", "conv4", "conv5", "conv6", "fc1", 
 
 
 def test_the_work_of_the_published_network(model: Model) -> None:
-    """Figures that can be worked out by hand from the layer table."""
+    """The figures can be worked out by hand from the layer table."""
     text = b"x" * 236
     works = {w.name: w for w in kernels_of(model, Texts.of([text]), STORAGE["simt"]["fp32"])}
     assert list(works) == NAMES
@@ -65,11 +65,11 @@ def test_the_command_measures_every_kernel(
     profile = json.loads(run.stdout)
     assert [k["name"] for k in profile["kernels"]] == NAMES
     stream = sum(k["stream_seconds"] for k in profile["kernels"])
-    assert 0.3 < stream / profile["seconds"] < 2  # the kernels are what a run consists of
+    assert 0.3 < stream / profile["seconds"] < 2  # the kernels make up the run
     ceilings = profile["ceilings"]
     for kernel in profile["kernels"]:
         assert kernel["modelled_bytes"] >= kernel["least_bytes"] > 0
-        # other programs may have slowed the one and not the other
+        # Other programs may have slowed one of the two measurements.
         assert kernel["flop"] / kernel["seconds"] < 4 * ceilings["flop_per_second"], kernel
         assert kernel["least_bytes"] / kernel["seconds"] < 4 * ceilings["bytes_per_second"], kernel
 
@@ -110,7 +110,7 @@ exec "$@"
 
 @pytest.mark.slow
 def test_workers_start_under_nsys(broadsheet_in_process: Command, small_model_file: Path, tmp_path: Path) -> None:
-    """With a stand-in that notes how it was called and then runs what it was given, as nsys does."""
+    """The test uses a stand-in for nsys that records its arguments, and then runs the command given to it."""
     program = tmp_path / "bin" / "nsys"
     program.parent.mkdir()
     program.write_text(NSYS)

@@ -1,5 +1,5 @@
 """Several encoders in one pass: heads of one trunk compute it once, and encoders of one vocabulary make tokens once.
-Scores are those of each model alone.
+The scores are those of each model alone.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ BY = {"roberta": "own kernels", "modernbert": "own kernels", "deberta-v2": "own 
 
 
 def heads(folder: Path, family: str, counts: tuple[int, ...] = (3, 2, 1)) -> list[Path]:
-    """Classifiers of one trunk, one of them of numbers."""
+    """Save classifiers of one trunk, of which one predicts a number."""
     found = []
     for classes in counts:
         more: dict[str, Any] = {"problem_type": "regression"} if classes == 1 else {}
@@ -40,7 +40,7 @@ def heads(folder: Path, family: str, counts: tuple[int, ...] = (3, 2, 1)) -> lis
 
 
 def passed(models: list[Model], texts: list[str] = TEXTS, **asked: Any) -> tuple[list[np.ndarray], dict[str, int]]:
-    """The scores by each model in one pass, and how often each step was done."""
+    """Return the scores of each model in one pass, and how often each step was done."""
     spans: list[Span] = []
     with opened(models, "cpu") as engines:
         given = Texts.of([text.encode() for text in texts])
@@ -126,7 +126,7 @@ def test_a_job_with_several_heads_has_the_scores_of_jobs_of_their_own(tmp_path: 
 
 
 def test_heads_that_were_trained_here_share_the_encoder(tmp_path: Path) -> None:
-    """`train --encoder` fits a last product to the vectors of an encoder that stays as it is."""
+    """`train --encoder` fits only a last product to the vectors of an encoder."""
     from broadsheet.pipeline.train import train
 
     folder = body(tmp_path / "body", "modernbert")

@@ -1,5 +1,5 @@
-"""The text frame: texts of every length, alone and in company, overflows, and the files that say the frame; on a GPU,
-packed rows are the rows of the whole frame, bit for bit.
+"""The text frame: texts of every length, alone and among others, overflows, and the files that name the frame. On a
+GPU, packed rows equal the rows of the whole frame, bit for bit.
 """
 
 from __future__ import annotations
@@ -46,14 +46,14 @@ def text_model(model: Model) -> Model:
 
 
 def texts(lengths: list[int], seed: int = 0) -> list[bytes]:
-    """Known and unknown characters, some of them of several bytes; a text may end with unknown ones."""
+    """Return texts of known and unknown characters, some with several bytes. A text may end with unknown ones."""
     symbols = [*PUBLISHED, "é", "\U0001f600", " "]
     rng = np.random.default_rng(seed)
     return ["".join(rng.choice(symbols, length)).encode() for length in lengths]
 
 
 def scores(model: Model, *groups: list[bytes], threads: int = 2) -> list[NDArray[np.float32]]:
-    """Of each group of articles, by one engine."""
+    """Return the scores of each group of articles, computed by one engine."""
     engine = open_engine(model, "cpu", threads=threads)
     found = [engine.classify(Texts.of(articles), all_scores=True).all_scores for articles in groups]
     engine.close()
@@ -78,7 +78,9 @@ def test_every_length_is_the_reference_and_the_same_bits_in_any_company(text_mod
 
 
 def test_a_text_ends_with_its_last_character_known_or_not(text_model: Model) -> None:
-    """So spaces outside the alphabet at the end count, and the dense frame cannot tell them from none."""
+    """So spaces outside the alphabet count at the end of a text, although the dense frame cannot tell them from
+    padding.
+    """
     both = [b"stocks fell", b"stocks fell" + " é".encode() * 40]
     (dense,) = scores(replace(text_model, frame="dense"), both)
     (found,) = scores(text_model, both)
@@ -89,7 +91,7 @@ def test_a_text_ends_with_its_last_character_known_or_not(text_model: Model) -> 
 
 @pytest.mark.parametrize("tensor", ["conv1.weight", "conv2.bias", "conv4.weight", "conv4.bias", "conv6.bias"])
 def test_an_overflow_is_told_of_the_same_articles_as_by_the_reference(tensor: str) -> None:
-    """In rows of the text, or in the constant ones, which a text of full length has none of."""
+    """The overflow is in rows of the text, or in the constant rows, which a text of full length does not have."""
     model = replace(random_model(seed=4, length=123), frame="text")
     hostile = replace(model, tensors={**model.tensors, tensor: model.tensors[tensor] * np.float32(3e38)})
     articles = texts([0, 1, 5, 60, 116, 117, 123, 200])
@@ -158,7 +160,7 @@ def test_convert_keeps_the_frame_beside_a_params_bin_and_says_so(
     assert "text frame" not in broadsheet_here("convert", named, params)[1]
 
 
-# The text frame on a GPU: packed rows are the rows of the whole frame, bit for bit, whatever lies beside them.
+# The text frame on a GPU: packed rows equal the rows of the whole frame, bit for bit, whatever is beside them.
 
 
 @pytest.fixture(scope="module", params=STACKS, ids="-".join)
@@ -187,7 +189,7 @@ def test_packed_rows_have_the_bits_of_the_whole_frame(engine: Engine) -> None:
     assert list(packed) == list(whole) == [layer.name for layer in layers if layer.kind == "conv1d"]
     for layer in (layer for layer in layers if layer.kind == "conv1d"):
         name = layer.name
-        rows = layer.rows_out // layer.product_pool  # of the frame, before a norm's pool
+        rows = layer.rows_out // layer.product_pool  # rows of the frame, before a norm's pool
         constant = np.zeros(256, packed[name].dtype)
         if not layer.is_lookup:
             constant = network._constants[name].get().view(packed[name].dtype)
@@ -204,7 +206,9 @@ def test_packed_rows_have_the_bits_of_the_whole_frame(engine: Engine) -> None:
 
 @needs_gpu
 def test_every_length_among_any_neighbours(engine: Engine) -> None:
-    """Against float64; and alone, shuffled or beside full articles the bits are the same, over poisoned buffers."""
+    """The result is compared with float64. Alone, shuffled or beside full articles the bits are the same, over poisoned
+    buffers.
+    """
     articles, model = texts_of_every_kind(2), engine.model
     texts = Texts.of(articles)
     ids = encode(texts.data, texts.offsets, model.alphabet, model.length).ids
@@ -229,7 +233,9 @@ def test_every_length_among_any_neighbours(engine: Engine) -> None:
 
 @needs_gpu
 def test_short_texts_make_larger_batches(engine: Engine, model: Model) -> None:
-    """Of as much work: several times as many news articles, and of full articles as many as in the dense frame."""
+    """The work per batch is equal: a batch holds several times as many news articles, and as many full ones as the
+    dense frame.
+    """
     dense = opened_for(model, engine.backend.kernels, engine.backend.precision)
     batches = [
         [sum(1 for _ in opened.batches(Texts.of([b"x" * length] * 100_000))) for opened in (engine, dense)]

@@ -1,5 +1,5 @@
-"""Encoders that PyTorch computes: scores and vectors of the original libraries, alone and in any batch; and all that a
-model can do, with them.
+"""Encoders that PyTorch computes: they give the scores and vectors of the original libraries, alone and in any batch,
+and can do all that other models can.
 """
 
 from __future__ import annotations
@@ -45,10 +45,10 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 torch.set_num_threads(1)
 
 TOLERANCE = 1e-5
-"""What docs/encoders.md promises in fp32."""
+"""The tolerance that docs/encoders.md promises in fp32."""
 
 QUICK = ("deberta-v2", "modernbert", "xlm-roberta")
-"""What `make test` takes; the others are slow tests."""
+"""The families that `make test` covers; the others are slow tests."""
 
 EACH_FAMILY = [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in FAMILIES]
 
@@ -82,7 +82,7 @@ def test_scores_of_each_family_are_those_of_the_pipeline_of_transformers(tmp_pat
     wanted = np.array([[scores[name] for name in model.classes] for scores in expected])
     np.testing.assert_allclose(found.all_scores, wanted, atol=TOLERANCE)
     assert [model.classes[label] for label in found.labels[:, 0]] == [max(one, key=one.get) for one in expected]
-    assert np.ptp(wanted, axis=0).max() > 0.05  # texts differ
+    assert np.ptp(wanted, axis=0).max() > 0.05  # the texts differ in their scores
     assert found.truncated[TEXTS.index("the ferry " * 60)]
     assert not found.truncated[TEXTS.index("a")]
     again = classified(Model.from_bytes(model.to_bytes()), TEXTS[::-1])
@@ -93,7 +93,7 @@ def test_scores_of_each_family_are_those_of_the_pipeline_of_transformers(tmp_pat
 
 @pytest.fixture(scope="module", params=["deberta", "fnet", "gpt2", "modernbert", "xlm-roberta"])
 def engine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """Families with padding, and without it; each has scores that depend on every token."""
+    """Engines for families with and without padding. All their scores depend on every token."""
     folder = classifier(tmp_path_factory.mktemp("it") / "folder", request.param)
     made = open_engine(load_model(folder), "cpu", threads=1)
     yield made
@@ -103,7 +103,7 @@ def engine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 @settings(max_examples=examples(20), deadline=None)
 @given(st.lists(st.sampled_from(CORPUS) | st.text(max_size=90), min_size=2, max_size=24), st.randoms())
 def test_a_score_depends_on_its_text_alone(engine: Engine, texts: list[str], random: Any) -> None:
-    """Whatever stands beside a text, how long that is, and where the text stands."""
+    """The other texts of a batch, their lengths, and the position in the batch change nothing."""
     together = scores_of(engine, texts)
     order = random.sample(range(len(texts)), len(texts))
     shuffled = scores_of(engine, [texts[row] for row in order])
@@ -113,7 +113,7 @@ def test_a_score_depends_on_its_text_alone(engine: Engine, texts: list[str], ran
 
 
 @pytest.mark.parametrize("family", QUICK)
-# Every kind of problem, and one class, for which transformers chooses another function.
+# Every type of problem, and one class, for which transformers chooses another function.
 @pytest.mark.parametrize(
     ("problem", "classes"),
     [("multi_label_classification", 4), ("multi_label_classification", 1), ("regression", 1), (None, 1), (None, 2)],
@@ -184,7 +184,8 @@ def test_families_with_padding_are_tested() -> None:
     assert {*PADDED} <= tested | as_bert
 
 
-@pytest.mark.parametrize("family", ["electra", "modernbert"])  # our kernels know the second, and read one file alone
+# Our kernels know the second family, but read only one file.
+@pytest.mark.parametrize("family", ["electra", "modernbert"])
 def test_weights_in_several_files_and_in_bf16_are_read(tmp_path: Path, family: str) -> None:
     import transformers
 
@@ -276,7 +277,7 @@ def test_without_a_package_the_message_says_which_and_why(tmp_path: Path, module
     assert done.returncode == 2, said
     for words in ("of the kind 'electra'", f"{package} is not installed: {install('torch')}"):
         assert words in said
-    load_model(folder).save(tmp_path / "it.safetensors")  # which is read without, and not computed
+    load_model(folder).save(tmp_path / "it.safetensors")  # loading needs no PyTorch, but computing does
     done = subprocess.run([*command, "inspect", str(tmp_path / "it.safetensors")], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     job = [*command, "classify", *map(str, _input(tmp_path)), "-o", str(tmp_path / "out")]
@@ -316,7 +317,7 @@ def test_in_everything_else_it_is_a_model_like_any_other(
     said(0, *job, "-o", "out", "--model", folder, "--chunk-size", 7)
     assert "chunks done before" in said(0, *job, "-o", "out", "--model", file, "--chunk-size", 7, "--resume")
     assert "cannot resume" in said(2, *job, "-o", "out", "--model", number, "--chunk-size", 7, "--resume")
-    assert "torch" in Path("out/_manifest.json").read_text()  # bits depend on it
+    assert "torch" in Path("out/_manifest.json").read_text()  # the bits depend on its version
     assert "are longer than the model reads" in said(0, *job, "-o", "no", "--model", file, "--dry-run")
     said(0, *job, "-o", "two", "--model", file, "--model", number, "--where", "number_score < 99")
     rows, both = (read_table(f"{out}/parts").sort_by("id").to_pylist() for out in ("out", "two"))
@@ -332,7 +333,7 @@ def test_in_everything_else_it_is_a_model_like_any_other(
 
 
 def test_windows_hold_all_words_of_long_texts(tmp_path: Path) -> None:
-    """Of every script: windows lie one after another, and none has more tokens than are read."""
+    """The texts are of every script. Windows follow one another, and none has more tokens than the model reads."""
     for family in QUICK:
         tokens = load_model(classifier(tmp_path / family, family)).encoder.tokens
         for text in TEXTS:

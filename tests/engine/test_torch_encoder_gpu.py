@@ -1,4 +1,4 @@
-"""On a GPU: encoders that PyTorch computes, and RoBERTa's kin in our kernels, whose tokens the host makes."""
+"""Encoders that PyTorch computes on a GPU, and RoBERTa's relatives in our kernels, whose tokens the host makes."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ pytestmark = [
 ]
 
 HALF = 2e-3
-"""What docs/encoders.md promises in 16 bits."""
+"""The tolerance that docs/encoders.md promises in 16 bits."""
 
 PADDED = ["<pad>", "a <pad> b", "<pad><pad> the ferry <pad>is late", "the ferry " * 60 + "<pad>"]
 
@@ -72,7 +72,7 @@ def test_fnet_is_computed_in_32_bits(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module", params=["deberta", "nomic_bert", "xlm-roberta"])
 def engine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """The last one by PyTorch, for its activation."""
+    """Engines, of which PyTorch computes the last, because of its activation."""
     folder = classifier(tmp_path_factory.mktemp("it") / "folder", request.param)
     with closing(open_engine(load_model(folder), "cuda")) as made:
         assert made.backend.precision == "fp16"
@@ -114,7 +114,7 @@ def test_our_kernels_give_what_numpy_gives_for_robertas_kin(tmp_path: Path, fami
         alone = engine.classify(as_texts(texts[-3:-2]), all_scores=True)
     expected = classified(model, texts)
     np.testing.assert_allclose(found.all_scores, expected.all_scores, atol=HALF)
-    np.testing.assert_array_equal(alone.all_scores, found.all_scores[-3:-2])  # bit by bit, in our own kernels
+    np.testing.assert_array_equal(alone.all_scores, found.all_scores[-3:-2])  # in our own kernels, the bits are equal
     assert found.truncated.tolist() == expected.truncated.tolist()
 
 

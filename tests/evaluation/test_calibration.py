@@ -1,5 +1,5 @@
-"""Scores one can act on: their temperature, how far they can be believed, from which on labels are precise; and rows
-whose score is too low, which get no label.
+"""Reliable scores: their temperature, their reliability, the threshold from which labels are precise, and rows whose
+score is too low to get a label.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ TEXTS = [f"{i} word{i % 7} " * (1 + i % 4) for i in range(240)]
 
 
 def drawn(scores: np.ndarray, seed: int = 0) -> np.ndarray:
-    """True classes, drawn by these probabilities, [N, classes]."""
+    """Draw true classes with these probabilities, [N, classes]."""
     chance = np.random.default_rng(seed).random((len(scores), 1))
     return (scores.cumsum(axis=1) < chance).sum(axis=1).clip(max=scores.shape[1] - 1)
 
@@ -49,7 +49,7 @@ def scores_of(model: Model, precision: str = "fp32") -> np.ndarray:
 
 @pytest.fixture(scope="module")
 def overconfident(small_model: Model) -> pa.Table:
-    """Rows whose classes are less sure than the small model says."""
+    """Rows whose classes are less certain than the small model says."""
     truth = drawn(probabilities(log_scores(scores_of(small_model)), TRUE_TEMPERATURE))
     return pa.table({"text": TEXTS, "topic": [small_model.classes[i] for i in truth]})
 
@@ -61,7 +61,8 @@ def test_the_temperature_that_made_the_labels_is_found() -> None:
     assert found == pytest.approx(TRUE_TEMPERATURE, rel=0.05)
     best = log_loss(logits, truth, found)
     assert best <= min(log_loss(logits, truth, found * factor) for factor in (0.99, 1.01))
-    assert fitted(logits, logits.argmax(axis=1)) is None  # all right: the scores could be as high as one likes
+    # All labels are right, so the scores could be as high as one likes.
+    assert fitted(logits, logits.argmax(axis=1)) is None
     assert fitted(logits, logits.argmin(axis=1)) is None
 
 
@@ -78,7 +79,7 @@ def test_a_model_file_keeps_its_temperature_and_an_earlier_one_has_none(small_mo
     warm = replace(small_model, temperature=0.8)
     again = Model.from_bytes(warm.to_bytes())
     assert (again.temperature, again.digest) == (0.8, warm.digest)
-    assert warm.digest != small_model.digest  # so that no job goes on with other scores
+    assert warm.digest != small_model.digest  # so that no job continues with other scores
     assert b"temperature" not in small_model.to_bytes()[:5000]
     assert Model.from_bytes(small_model.to_bytes()).temperature == 1
     for damaged in (0.0, -1.0, float("nan"), 1e9):
@@ -104,7 +105,7 @@ def test_calibrate_makes_scores_better_and_evaluate_tells(
         "calibrate", small_model_file, rows, "--label-column", "topic", "-o", out
     ).stderr  # fmt: skip
     again = pipeline.calibrate(model, overconfident, label_column="topic")
-    assert again.digest == model.digest  # it begins anew, whatever temperature the model has
+    assert again.digest == model.digest  # the fit starts anew, whatever temperature the model has
     arguments = ["evaluate", out, rows, "--label-column", "topic", "--precision-target", 0.5]
     said = broadsheet_in_process(*arguments).stdout
     for expected in ("before the model's temperature", "mean score", "score from"):
@@ -129,7 +130,7 @@ def test_calibrate_makes_scores_better_and_evaluate_tells(
 def test_a_temperature_that_does_not_help_is_told_and_left_out(
     broadsheet_here: CommandHere, small_model: Model, small_model_file: Path, tmp_path: Path
 ) -> None:
-    """Of scores that are right as they are. That one was fitted is then known, though it is 1."""
+    """The scores are already right. The model then records that a temperature of 1 was fitted."""
     truth = drawn(scores_of(small_model), seed=3)
     rows, out = tmp_path / "rows.csv", tmp_path / "calibrated.safetensors"
     pa_csv.write_csv(pa.table({"text": TEXTS, "topic": [small_model.classes[i] for i in truth]}), rows)
@@ -160,7 +161,9 @@ TRUE_SLOPES, TRUE_SHIFTS = np.array([0.4, 2.0, 0.7, 1.0]), np.array([1.5, -1.0, 
 def test_scores_by_class_say_how_often_a_label_is_right(
     broadsheet_here: CommandHere, small_model: Model, tmp_path: Path
 ) -> None:
-    """Of one class low scores are too low and high ones too high, of another the reverse: no temperature mends that.
+    """For one class, low scores are too low and high ones too high; for another, the reverse. No temperature corrects
+    that.
+
     Labels stay, the scores of a row still add up to 1, and the file says what was done.
     """
     rng = np.random.default_rng(7)
@@ -181,7 +184,7 @@ def test_scores_by_class_say_how_often_a_label_is_right(
     label = np.concatenate([s.labels[:, 0] for s in predicted(calibrated, texts)])
     assert (label == labels).all()
     np.testing.assert_allclose(after.sum(axis=1), 1, atol=1e-5)
-    assert (after.argmax(axis=1) != labels)[:300].any()  # others are likelier, and in windows labels stay too
+    assert (after.argmax(axis=1) != labels)[:300].any()  # other classes are likelier, but labels stay, in windows too
     in_windows = classify([*texts[:300], "oil " * 100], model=calibrated, windows=2, device="cpu").to_arrow()
     assert in_windows["label"].to_pylist()[:300] == [model.classes[i] for i in labels[:300]]
     np.testing.assert_array_equal(in_windows["score"].to_numpy()[:300], after[np.arange(300), labels[:300]])
@@ -195,7 +198,7 @@ def test_scores_by_class_say_how_often_a_label_is_right(
     assert about["log loss after"] < about["log loss before"] - 0.05
     alone, too = (f"{about[f'log loss {when}']:.4f}" for when in ("before", "after"))
     assert f"log loss  {alone} with the temperature alone, {too} by class too" in said
-    assert said.count("before,") == 2  # calibration error and log loss, each once
+    assert said.count("before,") == 2  # calibration error and log loss, once each
     assert "then by class" in broadsheet_here("inspect", out)[1]
     assert calibrated.digest != replace(calibrated, by_class=None).digest
     assert Model.from_bytes(calibrated.to_bytes()).by_class == calibrated.by_class
@@ -217,7 +220,7 @@ def predicted(model: Model, texts: list[str]) -> list[Predictions]:
 
 
 def test_scores_by_class_are_fitted_as_platt_does() -> None:
-    """The least of his loss, found by another library; and a class of few labels is left as it is."""
+    """Another library finds the least of Platt's loss. A class with few labels stays as it is."""
     rng = np.random.default_rng(3)
     logits = rng.normal([0, 0, -4.5], 2, (3000, 3))
     scores = probabilities(logits, 1.0)
@@ -284,7 +287,7 @@ def test_the_shipped_model_is_calibrated(ag_news: Path, tmp_path: Path) -> None:
     (tmp_path / "some.csv").write_text("".join(lines))
     columns = {"columns": AG_NEWS[1].split(","), "text_column": ["title", "description"], "label_column": "class"}
     result = evaluate("ag-news", tmp_path / "some.csv", **columns)
-    assert result.reliability.expected_error < 0.05  # of so few rows, half of that is chance
+    assert result.reliability.expected_error < 0.05  # with so few rows, half of the error is chance
 
 
 # Rows whose score is too low have no label: in every format, in folders, in counts, and in a pipe.
@@ -307,7 +310,7 @@ def plain(client: Client, small_model: Model) -> pd.DataFrame:
 
 @pytest.fixture(scope="module")
 def low(plain: pd.DataFrame) -> np.ndarray:
-    """Which rows have a lower score; some have, and some have not."""
+    """Which rows have a score below the limit: some, and not all."""
     found = (plain["score"] < BELOW).to_numpy()
     assert 5 < found.sum() < 55
     return found

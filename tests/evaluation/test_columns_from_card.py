@@ -1,4 +1,4 @@
-"""A model's card has the columns that it learned from, and `evaluate`, `calibrate` and `next` take them from there."""
+"""A model's card names the columns that it learned from, and `evaluate`, `calibrate` and `next` use them."""
 
 from __future__ import annotations
 

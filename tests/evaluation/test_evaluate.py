@@ -1,5 +1,5 @@
-"""broadsheet evaluate: its figures are those of classify, its counts those of counting one by one, and its mistakes are
-mistakes.
+"""broadsheet evaluate: its figures are those of classify, its counts equal counting one by one, and its mistakes are
+real mistakes.
 """
 
 from __future__ import annotations
@@ -85,7 +85,8 @@ def test_what_is_printed_keeps_to_eighty_columns(
         assert code == 0, said
         assert [line for line in said.splitlines() if len(line) > 80 and str(tmp_path) not in line] == []
     assert ("80 more" in said) == ("most frequent mistakes" in said) == (classes == 100)
-    assert ("(6) a class with a name of" in " ".join(said.split())) == (classes == 6)  # the matrix has numbers above
+    # The numbers refer to the matrix above.
+    assert ("(6) a class with a name of" in " ".join(said.split())) == (classes == 6)
 
 
 def test_the_matrix_is_drawn(broadsheet_in_process: Command, small_model_file: Path, tmp_path: Path) -> None:
@@ -110,4 +111,4 @@ def test_what_cannot_be_evaluated(
     assert "no row has a class of the model" in run.stderr
 
 
-# Counts of true and predicted classes, against counting them one by one.
+# Counts of true and predicted classes, compared with counting them one by one.

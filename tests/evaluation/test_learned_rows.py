@@ -36,9 +36,7 @@ def fresh() -> pa.Table:
 
 
 def with_mistakes(table: pa.Table, word: str) -> pa.Table:
-    """Every text with a number of its own, and every tenth row with the label of another class, so that a temperature
-    follows.
-    """
+    """Give every text a number of its own, and every tenth row a wrong label, so that a temperature is needed."""
     texts = [f"{text} {word}{i}" for i, text in enumerate(table["text"].to_pylist())]
     kinds = ["money" if i % 10 == 0 else kind for i, kind in enumerate(table["kind"].to_pylist())]
     return pa.table({"text": texts, "kind": kinds})
@@ -59,7 +57,7 @@ def model_file(model: Model, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_part_of_the_training_data_in_another_format_is_recognised(
     known: pa.Table, model_file: Path, tmp_path: Path, broadsheet_in_process: Command
 ) -> None:
-    """In another order and case, with line breaks for spaces, and as JSON Lines."""
+    """The rows come in another order and case, with line breaks instead of spaces, and as JSON Lines."""
     some = known.take(list(range(299, 99, -1))).to_pylist()
     lines = [json.dumps({"kind": row["kind"], "text": row["text"].upper().replace(" ", "\n ")}) for row in some]
     (tmp_path / "part.jsonl").write_text("\n".join(lines))
@@ -154,7 +152,7 @@ def test_models_without_hashes_load_and_damaged_ones_do_not(model: Model, known:
 
 
 def test_the_shipped_model_knows_what_it_has_learned(ag_news: Path) -> None:
-    """Its test rows are others, of which its file says so."""
+    """The model's file says so, and that its test rows are others."""
     model = load_model("ag-news")
     assert model.learned is not None
     assert (model.learned.rows, model.learned.halvings) == (47_824, 0)

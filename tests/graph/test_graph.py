@@ -87,7 +87,9 @@ STATE.read_range, STATE.commit, ENGINES.open_engine = read_range, commit, Engine
 def test_reading_computing_and_writing_overlap(
     broadsheet_in_process: Command, small_model_file: Path, tmp_path: Path
 ) -> None:
-    """No step ends before those of its neighbours that run beside it have begun: one after the other, none would."""
+    """Each step begins before the steps that run beside it have ended. If the steps ran one after the other, none
+    would.
+    """
     preload = tmp_path / "overlap.py"
     preload.write_text(OVERLAP)
     path = write_csv(tmp_path / "in.csv", 48)
@@ -120,7 +122,7 @@ STATE.read_range = read_range
 
 @pytest.fixture(scope="module")
 def troubled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
-    """Two workers on which one chunk of three of these files each kills whoever reads it."""
+    """Two workers. In each of three files, one chunk kills every worker that reads it."""
     with workers_that_run(TROUBLE, tmp_path_factory.mktemp("preload"), 2) as client:
         yield client
 
@@ -145,10 +147,10 @@ def test_a_chunk_that_kills_its_workers_is_set_aside_alone_and_each_lost_worker_
     report = classify(path, out, model=small_model, client=troubled, chunk_size=3, progress=told)
     assert report.exit_code == 3
     assert [name for name, _ in report.run.set_aside] == ["part-000000-0000004"]
-    assert report.rows_written == 26  # of its part, those after it either
+    assert report.rows_written == 26  # neither the rows of its part nor those after it
     assert not (out / "_SUCCESS").exists()
     *lost, left_out = told.warnings
-    assert len(lost) == 3, told.warnings  # two with other chunks, one alone
+    assert len(lost) == 3, told.warnings  # two workers with other chunks, and one alone
     assert all("or silent for too long) while it had" in warning for warning in lost)
     assert workers & {warning.split()[1] for warning in lost}
     assert "while it had group-000000;" in lost[-1]
@@ -162,7 +164,9 @@ def test_a_chunk_that_kills_its_workers_is_set_aside_alone_and_each_lost_worker_
 def test_a_small_file_that_kills_workers_is_set_aside_from_there_on(
     troubled: Client, client: Client, small_model: Model, tmp_path: Path
 ) -> None:
-    """One task reads it, with the file before it; what that has committed stays, and is not done again."""
+    """One task reads it together with the file before it. Chunks that the task has committed stay, and are not done
+    again.
+    """
     write_csv(tmp_path / "a.csv", 8)
     write_csv(tmp_path / "chunk.csv", 30)
     given, out, told = {"model": small_model, "chunk_size": 4}, tmp_path / "out", Told()
@@ -182,7 +186,7 @@ def test_a_small_file_that_kills_workers_is_set_aside_from_there_on(
 def test_row_groups_that_kill_workers_are_set_aside_and_no_others(
     troubled: Client, small_model: Model, tmp_path: Path
 ) -> None:
-    """A part of the file with one of its three row groups. In memory, what a lost worker had labelled is lost."""
+    """The file has a part for each of its three row groups. In memory, the labels of a lost worker are lost."""
     path, told = tmp_path / "row-groups.parquet", Told()
     pq.write_table(pa.table({"text": [f"{i} {os.urandom(2000).hex()}" for i in range(90)]}), path, row_group_size=30)
     report = classify(path, model=small_model, client=troubled, chunk_size=3, progress=told)
@@ -198,8 +202,9 @@ def test_row_groups_that_kill_workers_are_set_aside_and_no_others(
 def test_a_stalled_job_says_which_chunk_worker_and_step_it_waits_for(
     troubled: Client, small_model: Model, tmp_path: Path
 ) -> None:
-    """And of a process that somebody has stopped, a helper of Python's own among them, at the end as well: it holds the
-    command's output open.
+    """The job also names a stopped process, including one of Python's own helpers.
+
+    It names it at its end too, because the process holds the command's output open.
     """
     told, path = Told(patience=1.0), write_csv(tmp_path / "stall.csv", 9)
     resource_tracker.ensure_running()
@@ -219,20 +224,21 @@ def test_a_stalled_job_says_which_chunk_worker_and_step_it_waits_for(
         for helper in helpers
     ]
     expected = rf"no chunk has finished for (\d+) s: group-000000 is in label on worker ({workers}) for \d+ s; "
-    assert not any(helper.status() == psutil.STATUS_STOPPED for helper in helpers)  # the job is over: they go on
-    assert told.warnings.count(stopped[0]) <= 1  # named by itself at most once
+    # The job has continued them at its end.
+    assert not any(helper.status() == psutil.STATUS_STOPPED for helper in helpers)
+    assert told.warnings.count(stopped[0]) <= 1  # the process is named alone at most once
     warnings = [w for w in told.warnings if w != stopped[0]]
     found = [re.fullmatch(expected + re.escape("; ".join(stopped)), w) for w in warnings]
     named = [each[0] for each in found if each]
     seconds = [int(each[1]) for each in found if each]
     assert seconds, told.warnings
-    # After one second, two, four, and so on, and not again and again; from the start once a chunk has finished.
+    # Warnings come after one second, two, four, and so on. The delay starts over once a chunk has finished.
     assert sum(then < 2 * now - 2 for now, then in pairwise(seconds)) <= 3, told.warnings
     before = re.compile(
         r"the model is not loaded|no chunk has finished for \d+ s: (\d+ tasks wait|the client is|the scheduler has)"
     )
-    of_chunks = [w for w in warnings if not before.match(w)]  # on a busy machine that may take its time
-    assert [*named, told.warnings[-1]] == of_chunks  # said once more, at the end
+    of_chunks = [w for w in warnings if not before.match(w)]  # warnings before that come only on a busy machine
+    assert [*named, told.warnings[-1]] == of_chunks  # the job repeats its warning at the end
     assert told.warnings[-1].startswith(f"{stopped[-1]}; whoever reads what this command says")
 
 
@@ -240,7 +246,7 @@ def test_a_stalled_job_says_which_chunk_worker_and_step_it_waits_for(
 def test_files_that_vanish_are_set_aside_and_the_rest_is_done(
     broadsheet_in_process: Command, client: Client, small_model_file: Path, tmp_path: Path
 ) -> None:
-    """One is small, and one large, so that it is scanned; both are read once they are there again."""
+    """One file is small, and one is large enough to be scanned. A resume reads both once they exist again."""
     preload, folder, out = tmp_path / "vanish.py", tmp_path / "in", tmp_path / "out"
     gone = [folder / "b.csv", folder / "d.csv"]
     preload.write_text(
@@ -264,7 +270,7 @@ def test_files_that_vanish_are_set_aside_and_the_rest_is_done(
 
 
 def test_a_job_goes_on_when_somebody_replicates_data(client: Client) -> None:
-    """Dask then logs an event that it cannot send to a client which is subscribed to all events."""
+    """Dask then logs an event that it cannot send to a client which subscribes to all events."""
 
     def looks(dask_scheduler: Scheduler) -> int:
         asked = [event for _, event in dask_scheduler.get_events("all") if event["action"] == "run-function"]
@@ -287,18 +293,18 @@ def test_nothing_listens_beyond_loopback_and_cores_are_not_oversubscribed(client
     assert addresses
     assert addresses <= {"127.0.0.1", "::1"}
     assert client.dashboard_link.startswith("http://127.0.0.1:")
-    # A page without Bokeh: where two clusters of one process have open pages, one of a hundred of Bokeh's fails.
+    # A page without Bokeh: where two clusters of one process have open pages, one in a hundred of Bokeh's pages fails.
     with urllib.request.urlopen(
         client.dashboard_link.replace("/status", "/info/main/workers.html"), timeout=240
     ) as page:
         assert b"Scheduler" in page.read()
     threads = client.run(_threads)
-    most = max(1, (os.cpu_count() or 1) // 2)  # of one engine; one computes at a time
+    most = max(1, (os.cpu_count() or 1) // 2)  # threads of one engine; one engine computes at a time
     assert all(blas == "1" and count <= most * engines for blas, count, engines in threads.values())
 
 
 def _threads() -> tuple[str | None, int, int]:
-    """Of a worker: what BLAS was told, the threads that compute, and the engines."""
+    """Return the setting of BLAS, the number of computing threads, and the number of engines in a worker."""
     from broadsheet.pipeline.labelling.engines import ENGINES
 
     computing = sum(thread.name.startswith("broadsheet-compute") for thread in threading.enumerate())
@@ -307,14 +313,16 @@ def _threads() -> tuple[str | None, int, int]:
 
 @pytest.mark.slow
 def test_memory_is_bounded_by_chunks_in_flight(small_model_file: Path) -> None:
-    """Of 1.5 GiB of input, no process holds more than a fifth beside what it has loaded, on a busy machine too."""
+    """For 1.5 GiB of input, no process holds more than a fifth of it beyond what it has loaded, even on a
+    busy machine.
+    """
     megabytes = 1536
     command = [sys.executable, "-m", "benchmarks.memory", "--model", str(small_model_file)]
     command += ["--megabytes", str(megabytes), "--chunk-size", "4096"]
     run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=280, check=True)
     (measured,) = json.loads(run.stdout)["runs"]
     assert measured["rows"] > 6_000_000
-    loaded = 300 << 20  # by a worker, and by a client
+    loaded = 300 << 20  # loaded by a worker, and by a client
     for role in ("client", "worker"):
         assert measured["peak_bytes"][role] < loaded + (megabytes << 20) // 5
 
@@ -322,7 +330,9 @@ def test_memory_is_bounded_by_chunks_in_flight(small_model_file: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_a_chunk_that_is_done_leaves_little(small_model_file: Path) -> None:
-    """Of 10,000 chunks of one file: their entries, packed, and where their spans were, and nothing else."""
+    """For 10,000 chunks of one file, the job keeps their packed entries and the places of their spans, and nothing
+    else.
+    """
     chunks = 10_000
     memory = Path("/dev/shm")
     with tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else None) as folder:
@@ -340,7 +350,9 @@ def test_a_chunk_that_is_done_leaves_little(small_model_file: Path) -> None:
 def test_a_scheduler_that_runs_and_workers_that_differ(
     broadsheet_in_process: Command, client: Client, small_model_file: Path, processes: Processes, tmp_path: Path
 ) -> None:
-    """Workers of one kind give what the embedded cluster gives; another kind among them is refused unless asked for."""
+    """Workers of one kind give the same result as the embedded cluster. A mixture of kinds is refused unless you allow
+    it.
+    """
     path = write_csv(tmp_path / "in.csv", 40)
     arguments = ["classify", path, "--model", small_model_file, "--chunk-size", 5]
     _, scheduler_file = start_scheduler(processes, tmp_path)
@@ -348,7 +360,7 @@ def test_a_scheduler_that_runs_and_workers_that_differ(
     with connect(scheduler_file=scheduler_file) as running:
         options = {"client": running, "progress": (progress := Link())}
         classify(path, tmp_path / "there", model=small_model_file, chunk_size=5, **options)
-    assert re.fullmatch(r"http://.+/status", progress.dashboard)  # of Dask, without our page
+    assert re.fullmatch(r"http://.+/status", progress.dashboard)  # Dask's dashboard, without our page
     classify(path, tmp_path / "here", model=small_model_file, chunk_size=5, client=client)
     assert contents(tmp_path / "there") == contents(tmp_path / "here")
     start_worker(processes, scheduler_file, {"OPENBLAS_CORETYPE": "Prescott"})

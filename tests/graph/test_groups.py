@@ -1,5 +1,5 @@
-"""Groups of files: read together as each by itself; and as tasks: read by one worker each, lost in the middle, stopped
-and interrupted.
+"""Groups of files: reading them together gives what each file gives by itself. As tasks, each group is read by one
+worker, and may be lost in the middle, stopped or interrupted.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ from broadsheet.pipeline.source.read.read import Skipped, read_range
 from broadsheet.pipeline.source.read.readers import Room
 from broadsheet.pipeline.source.rows.chunk import Chunk, Selection
 
-# Each commit is noted. A worker dies, once, as it reads the fourth chunk of "b.jsonl.gz": no other chunk is begun then,
-# and the client has heard of all that were. Chunks of "slow" take longer, and the fifth until the job is stopped, or
-# there is a file "go".
+# Workers record each commit. A worker dies, once, as it reads the fourth chunk of "b.jsonl.gz". At that time no other
+# chunk has begun, and the client has heard of all that have. Chunks of "slow" take longer, and the fifth takes until
+# the job is stopped, or until there is a file "go".
 PRELOAD = """
 import os, signal, time
 from pathlib import Path
@@ -83,7 +83,9 @@ def troubled(folder: Path) -> Iterator[Client]:
 
 
 def write_gzip(path: Path, bad: int = 7) -> Path:
-    """150 rows, above 64 KiB, so a group of its own. bad: how many of the rows are none."""
+    """Write 150 rows of more than 64 KiB in all, so that the file is a group of its own. bad: the number of
+    bad rows.
+    """
     lines = [json.dumps({"text": os.urandom(600).hex()}) for _ in range(150 - bad)]
     for number in range(bad):
         lines.insert(20 * number, "{")
@@ -93,7 +95,7 @@ def write_gzip(path: Path, bad: int = 7) -> Path:
 
 
 class Heard(Progress):
-    """A file for each chunk whose spans have come home."""
+    """Writes a file for each chunk whose spans have reached the client."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -107,7 +109,7 @@ class Heard(Progress):
 def test_a_worker_lost_in_the_middle_of_a_group(
     troubled: Client, client: Client, small_model: Model, folder: Path, tmp_path: Path
 ) -> None:
-    """What it has committed is not classified again, and the output is that of an undisturbed run, byte for byte."""
+    """No committed chunk is classified again, and the output equals that of an undisturbed run, byte for byte."""
     given = {"model": small_model, "chunk_size": 25}
     source = [write_gzip(tmp_path / f"{name}.jsonl.gz") for name in "abc"]
     whole = classify(source, tmp_path / "undisturbed", client=client, **given)
@@ -122,23 +124,23 @@ def test_a_worker_lost_in_the_middle_of_a_group(
     times = Counter((folder / "commits").read_text().split())
     assert set(times.values()) == {1}, times
     computed = Counter(span["chunk"] for span in spans_of(tmp_path / "out") if span["name"] == "infer")
-    assert computed == times  # the spans of the lost worker too
+    assert computed == times  # includes the spans of the lost worker
 
 
 class Interrupted(Progress):
-    """Ctrl-C at the first chunk."""
+    """Raises Ctrl-C's exception at the first chunk."""
 
     def advance(self, report: JobReport) -> None:
         raise KeyboardInterrupt
 
 
 def wanted(dask_worker: Worker) -> int:
-    """How many tasks a worker has begun that somebody waits for."""
+    """Return how many tasks a worker has begun that a client waits for."""
     return sum(task.state in ("executing", "long-running") for task in dask_worker.state.tasks.values())
 
 
 def busy(dask_worker: Worker) -> int:
-    """How many it has begun that have not ended."""
+    """Return how many tasks a worker has begun that have not ended."""
     return len(dask_worker.active_threads)
 
 
@@ -146,7 +148,7 @@ def busy(dask_worker: Worker) -> int:
 def test_a_group_that_is_stopped_or_interrupted_begins_no_further_chunk(
     troubled: Client, client: Client, small_model: Model, folder: Path, tmp_path: Path
 ) -> None:
-    """Stopped, a job reports what is done; interrupted, it leaves nothing running. Both are resumed."""
+    """A stopped job reports what is done, and an interrupted job leaves nothing running. Both can be resumed."""
     given = {"model": small_model, "chunk_size": 16}
     source, stopped, interrupted = (
         write_gzip(tmp_path / "slow.jsonl.gz"),
@@ -169,7 +171,7 @@ def test_a_group_that_is_stopped_or_interrupted_begins_no_further_chunk(
 
 
 class Watched(threading.Condition):
-    """Tells that a thread waits for room."""
+    """Records that a thread waits for room."""
 
     def __init__(self, told: threading.Event) -> None:
         super().__init__()
@@ -183,7 +185,7 @@ class Watched(threading.Condition):
 def test_no_more_is_read_than_there_is_room_for_while_nothing_can_be_written(
     small_model: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The first commit is held until the reader waits, or has read the whole file, which is ten times the room."""
+    """The first commit waits until the reader waits too, or has read the whole file, which is ten times the room."""
     held, room = threading.Event(), Room(most_chunks=3)
     room._changed = Watched(held)
     read_range, commit, sizes = STATE.read_range, STATE.commit, Counter[str]()
@@ -197,7 +199,7 @@ def test_no_more_is_read_than_there_is_room_for_while_nothing_can_be_written(
 
     def writing(*given: Any) -> Any:
         held.wait()
-        sizes["written"] += 1  # its room is given back after that
+        sizes["written"] += 1  # the chunk gives its room back after that
         return commit(*given)
 
     for name, value in (("room", room), ("read_range", reading), ("commit", writing)):
@@ -212,7 +214,9 @@ def test_no_more_is_read_than_there_is_room_for_while_nothing_can_be_written(
 def test_what_is_amiss_with_files_is_counted_once_however_often_the_job_runs(
     client: Client, small_model: Model, tmp_path: Path
 ) -> None:
-    """A file that is cut off, an array, and one with other columns, each in the closing entry of its group."""
+    """The files are one that is cut off, an array, and one with other columns. Each has its problem in its closing
+    entry.
+    """
     given = {"model": small_model, "chunk_size": 25, "client": client}
     data = write_gzip(tmp_path / "a.jsonl.gz", bad=0).read_bytes()
     (tmp_path / "b.jsonl.gz").write_bytes(data[: len(data) * 3 // 4])
@@ -231,7 +235,7 @@ def test_what_is_amiss_with_files_is_counted_once_however_often_the_job_runs(
     assert again.run.chunks_before == report.tally.chunks - 1
 
 
-# Groups of files: what is read of them together is what each file gives by itself.
+# Groups of files: reading them together gives what each file gives by itself.
 
 
 SELECTION = Selection(kept_columns=("id",), reads=40)
@@ -240,7 +244,7 @@ KINDS = ("jsonl", "jsonl.gz", "csv", "parquet", "txt")
 
 
 def write(path: Path, kind: str, texts: list[str]) -> None:
-    """A file of that kind with these texts; a damaged one where `kind` says so."""
+    """Write a file of this kind with these texts. Some kinds are damaged."""
     kind, _, damage = kind.partition(" ")
     table = pa.table({"id": [str(i) for i in range(len(texts))], "text": texts})
     if kind == "parquet":
@@ -286,7 +290,7 @@ def read(
 
 
 def rows_of(chunks: list[Chunk | Skipped]) -> list[tuple[object, ...]]:
-    """Every row as it was read, labelled or quarantined, in order of file and row."""
+    """Return every row that was read, labelled or quarantined, in order of file and row."""
     rows: dict[str, list[tuple[object, ...]]] = defaultdict(list)
     for chunk in chunks:
         assert isinstance(chunk, Chunk)

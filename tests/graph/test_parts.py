@@ -1,4 +1,4 @@
-"""Files that are read in parts: the same rows, numbers and bytes as of the whole, whatever happens to a part."""
+"""Files that are read in parts: they give the same rows, numbers and bytes as the whole, whatever happens to a part."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ from broadsheet.pipeline.source.rows.chunk import Chunk, Selection, concat
 
 ROWS = 400
 
-# A worker dies, once, as it reads the second part of "lost.jsonl", after its first chunk; and whoever reads a row of
-# the second part of "poison.jsonl" dies.
+# A worker dies, once, as it reads the second part of "lost.jsonl", after the part's first chunk. Every worker dies that
+# reads a row of the second part of "poison.jsonl".
 PRELOAD = """
 import os, signal
 from pathlib import Path
@@ -62,7 +62,9 @@ def troubled(folder: Path) -> Iterator[Client]:
 
 
 def write_jsonl(path: Path, rows: int = ROWS) -> Path:
-    """Some 1,000 bytes a row, so several parts of 64 KiB; with blank lines and rows that are none."""
+    """Write rows of about 1,000 bytes, so that the file has several parts of 64 KiB, with blank lines and bad rows
+    among them.
+    """
     chance = random.Random(rows)
     with open(path, "w") as file:
         for number in range(rows):
@@ -72,7 +74,7 @@ def write_jsonl(path: Path, rows: int = ROWS) -> Path:
 
 
 def write_csv(path: Path) -> Path:
-    """Records whose texts look like many records of the file: a guess within one is wrong."""
+    """Write records whose texts look like many records of the file, so that a guess within a text is wrong."""
     with open(path, "w", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(["text", "id"])
@@ -88,7 +90,7 @@ def rows_of(out: Path) -> pa.Table:
 
 
 def parts_in(out: Path) -> set[str]:
-    """The numbers of the ranges that have a part."""
+    """Return the numbers of the ranges that have a part in the output."""
     return {path.name.split("-")[1] for path in (out / "parts").iterdir()}
 
 
@@ -98,17 +100,18 @@ def labelled(source: Any, out: Path, client: Client, model: Model, **options: An
 
 @pytest.mark.slow
 def test_parts_have_the_rows_of_the_whole(client: Client, small_model: Model, tmp_path: Path) -> None:
-    """In their order, with their numbers, offsets and bits."""
+    """The rows have the same order, numbers, offsets and bits."""
     sources = [write_jsonl(tmp_path / "a.jsonl"), write_csv(tmp_path / "b.csv")]
     report = labelled(sources, tmp_path / "out", client, small_model)
     assert len(parts_in(tmp_path / "out")) > 6
-    whole = labelled(sources, tmp_path / "whole", client, small_model, limit=1_000_000)  # which nothing cuts
+    # Under this limit, no file is read in parts.
+    whole = labelled(sources, tmp_path / "whole", client, small_model, limit=1_000_000)
     assert parts_in(tmp_path / "whole") == {"000000"}
     assert rows_of(tmp_path / "out").equals(rows_of(tmp_path / "whole"))
     assert report.rows_read == whole.rows_read == verify(tmp_path / "out", input=True).rows_read
     order = [("file", "ascending"), ("row", "ascending")]
     assert report.quarantine().sort_by(order).equals(whole.quarantine().sort_by(order))
-    assert report.run.read_again > 0  # of the CSV, whose parts begin within a text
+    assert report.run.read_again > 0  # parts of the CSV begin within a text
 
 
 @pytest.mark.slow
@@ -128,7 +131,7 @@ def test_a_part_that_loses_its_worker_delays_those_after_it(
 def test_a_part_that_kills_every_worker_is_set_aside_and_those_after_it_are_labelled(
     troubled: Client, client: Client, small_model: Model, tmp_path: Path
 ) -> None:
-    """Its rows are counted without being parsed, so that the others have their numbers."""
+    """The rows of that part are counted without being parsed, so that the rows after it get their numbers."""
     source, out = write_jsonl(tmp_path / "poison.jsonl"), tmp_path / "out"
     labelled(source, tmp_path / "undisturbed", client, small_model)
     report = labelled(source, out, troubled, small_model)
@@ -156,7 +159,7 @@ def test_a_job_that_was_stopped_goes_on_in_the_middle_of_a_file(
 def test_parts_after_one_that_is_not_closed_are_counted_again(
     client: Client, small_model: Model, tmp_path: Path
 ) -> None:
-    """A worker was lost with the second part, when those after it were closed."""
+    """A worker is lost with the second part, after later parts have been closed."""
     source, out = write_jsonl(tmp_path / "in.jsonl"), tmp_path / "out"
     labelled(source, tmp_path / "undisturbed", client, small_model)
     labelled(source, out, client, small_model)
@@ -167,11 +170,11 @@ def test_parts_after_one_that_is_not_closed_are_counted_again(
 
 
 def test_a_folder_of_a_version_that_cut_no_file_is_resumed(client: Client, small_model: Model, tmp_path: Path) -> None:
-    """Its plan has no parts: each file is one range."""
+    """The plan of that version has no parts: each file is one range."""
     source, out = write_jsonl(tmp_path / "in.jsonl"), tmp_path / "out"
     labelled(
         source, out, client, small_model, layout="attributes", root=tmp_path
-    )  # a file beside each is made of one range
+    )  # sidecar files belong to one range each
     plan = json.loads((out / "_plan.json").read_text())
     assert "parts" not in plan
     (out / "_SUCCESS").unlink()
@@ -223,23 +226,23 @@ def end(number: int, rows: int, begin: int, after: int) -> RangeEnd:
     return RangeEnd(number, (("f", rows),), 1, begin=begin, after=after)
 
 
-# The part begins at 100: a guess before that, and one after it.
+# The part begins at 100: one guess is before that, and one after it.
 @pytest.mark.parametrize("guess", [90, 110])
 def test_a_start_is_known_once_all_parts_before_have_been_read_from_where_they_begin(guess: int) -> None:
     starts = Starts()
     for number in range(4):
         starts.with_start(Range(5 + number, (), None, None, number, 4))
     assert starts.read(end(7, 30, 200, 300)) == {}
-    assert starts.read(end(6, 20, guess, 200)) == {}  # it begins at 100
+    assert starts.read(end(6, 20, guess, 200)) == {}  # the part begins at 100
     assert starts.read(end(5, 10, 0, 100)) == {6: Start(10, 100)}
     assert starts.read(end(6, 21, 100, 200)) == {6: Start(10, 100), 7: Start(31, 200), 8: Start(61, 300)}
     assert starts.read(end(8, 1, 300, 400)) == {8: Start(61, 300)}
 
 
-# The part begins at 100: a guess before that, and one after it.
+# The part begins at 100: one guess is before that, and one after it.
 @pytest.mark.parametrize("guess", [90, 110])
 def test_a_count_from_elsewhere_than_a_part_begins_is_known_for_wrong(guess: int) -> None:
-    """So that it is made again: the parts after it would wait for it."""
+    """The part is counted again, because the parts after it wait for its count."""
     starts = Starts()
     parts = [starts.with_start(Range(number, (), None, None, number, 3)) for number in range(3)]
     starts.read(end(1, 20, guess, 200))

@@ -1,4 +1,4 @@
-"""Blocks of records for tests: lines of every kind in files, and a reader of blocks that is the host's own."""
+"""Blocks of records for tests: files with lines of every kind, and a reader that reads blocks on the host."""
 
 from __future__ import annotations
 
@@ -22,14 +22,16 @@ from broadsheet.pipeline.source.rows.format import Format
 from broadsheet.pipeline.telemetry.read_by import MANY_ODD, UNCLEAR
 
 SLOT_BYTES = 64 << 10
-"""Of readers for tests. A few lines of the files are longer."""
+"""The slot size of the readers that tests use. A few lines of the files are longer than this."""
 
 BAD = ("{", "", " \t", "[]", '{"text": 1, "label": "a"}', '{"text": "\\ud800", "label": "a"}', '{"text": null}')
 RARE = ('{"te\\u0078t": "an escaped key", "label": "a"}', '{"text": "a", "label": "b", "id": {"x": [1, 2.50]}}')
 
 
 class OnHost:
-    """In place of a GPU. Refuses one block in `every`, by chance; none where that is 0. Bad rows are its odd ones."""
+    """Stands in for a GPU reader. Refuses one block in `every` at random, or none where `every` is 0, and counts bad
+    rows.
+    """
 
     def __init__(self, every: int, chance: random.Random, form: Format, path: str, selection: Selection) -> None:
         assert isinstance(form, RecordFormat)
@@ -41,7 +43,7 @@ class OnHost:
             return MANY_ODD
         data = bytes(held)
         split = self.form.split(data, False)
-        if split.consumed < len(data):  # the last record goes on, as where a quote is misplaced
+        if split.consumed < len(data):  # the last record is incomplete, as where a quote is misplaced
             return UNCLEAR
         records = Records(data, split.starts, split.ends, split.starts + block.at, split.problems)
         chunk = self.form.chunk_of(records, self.path, 0, self.selection, None)
@@ -49,8 +51,9 @@ class OnHost:
 
 
 def written(path: Path, rows: int, chance: random.Random, others: float = 0.05) -> Path:
-    """Records of a format by the file's name, among them a share of others: bad, blank, rare, and longer than a slot.
-    The last may lack its end.
+    """Write records in the format that the file's name asks for, and return the path.
+
+    A share `others` of the records is bad, blank, rare, or longer than a slot. The last record may lack its end.
     """
     draw, header, end = _FORMATS[path.name.removesuffix(".gz").rpartition(".")[2]]
     lines = [header, b"" if not others else chance.choice([b"", b"\n\n"])]
@@ -106,11 +109,11 @@ _FORMATS: dict[str, tuple[_Draw, bytes, bytes]] = {
     "tsv": (partial(_record, delimiter="\t"), b"id\ttext\tlabel\r\n", b'1\t"the end"\tb'),
     "txt": (_line, b"", b"the end"),
 }
-"""Of each format what draws a record, the first line, and a last record without its end."""
+"""For each format: the function that draws a record, the first line, and a last record without its end."""
 
 
 def told(items: list[Chunk | Skipped | RangeEnd]) -> list[object]:
-    """All that is known of a range: rows, texts, quarantine, and the end."""
+    """Return all that the items of a range say: its rows, texts, quarantine, and end."""
     everything: list[object] = []
     for item in items:
         if not isinstance(item, Chunk):
@@ -126,7 +129,7 @@ def told(items: list[Chunk | Skipped | RangeEnd]) -> list[object]:
 
 
 def parts_of(plan: Plan) -> Iterator[Range]:
-    """The ranges of a file, each with its start once the one before it has been read."""
+    """Yield the ranges of a file. Each one's start is known once the range before it has been read."""
     start = None
     for part in plan.ranges:
         numbered = Range(part.number, part.files, part.first, None, part.part, part.parts, start)

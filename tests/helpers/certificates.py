@@ -1,4 +1,4 @@
-"""Certificates for servers of tests."""
+"""Certificates for the servers that tests start."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from cryptography.x509.oid import NameOID
 
 
 def write_certificate(file: Path) -> None:
-    """Of 127.0.0.1, with its key, signed by itself."""
+    """Write a self-signed certificate for 127.0.0.1, together with its key."""
     key = ec.generate_private_key(ec.SECP256R1())
     name, now = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "tests")]), datetime.now(UTC)
     certificate = (

@@ -1,4 +1,4 @@
-"""The programs of this installation, started as a user starts them."""
+"""Starts the programs of this installation the way a user starts them."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 PROGRAMS = Path(sys.executable).parent
-"""The folder of `broadsheet` and `dask`."""
+"""The folder that holds the programs `broadsheet` and `dask`."""
 
 
 def start(program: str, *arguments: object, env: dict[str, str] | None = None, **options: Any) -> subprocess.Popen[str]:
     """Start a program, "broadsheet" or "dask", whose streams are pipes of text.
 
-    env: variables that it has beside those of this process. options: others of `subprocess.Popen`.
+    env: variables to add to those of this process. options: other options of `subprocess.Popen`.
     """
     return subprocess.Popen(
         [PROGRAMS / program, *map(str, arguments)],

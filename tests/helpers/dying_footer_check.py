@@ -1,4 +1,6 @@
-"""A check of Parquet footers whose process ends at a footer with a column "dies". The footers themselves are sound."""
+"""A check of Parquet footers that kills its process at a footer with a column "dies". The footers themselves
+are sound.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
-"""Tiny folders of encoders with random weights, written by transformers and sentence-transformers, and changes of them.
+"""Tiny folders of encoders with random weights, written by transformers and sentence-transformers, and changes to them.
 
-A change sets one key of one file to one value. What the original makes of a folder is what our reader is held to.
+A change sets one key of one file to one value. Tests compare our reader with what the original library makes of the
+changed folder.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ DROP: Any = object()
 
 
 class Change(NamedTuple):
-    """One key of one file. where: the keys on the way to it. A value of DROP takes it away."""
+    """A change of one key in one file. where: the path of keys that leads to it. The value DROP removes the key."""
 
     file: str
     where: tuple[Any, ...]
@@ -42,10 +43,13 @@ class Change(NamedTuple):
 
     @property
     def names(self) -> set[str]:
-        """What a refusal may call it: a key or a value that is a word. "1" or "True" is in many messages by chance."""
+        """Return the words that a refusal may quote: keys and values with letters.
+
+        Values such as "1" or "True" are left out, because many messages contain them by chance.
+        """
 
         def keys(value: Any) -> set[str]:
-            """All in a value, however deep."""
+            """Return all keys and values inside a value, however deeply nested."""
             return set().union({*map(str, value)}, *map(keys, value.values())) if isinstance(value, dict) else set()
 
         every = {str(one) for one in self.where} | {str(self.value)} | keys(self.value)
@@ -66,7 +70,7 @@ class Change(NamedTuple):
 
 
 def tokenizer(stored: bool) -> Any:
-    """That of BERT; as it is in tokenizer.json where `stored`."""
+    """Return BERT's tokenizer, in the form that tokenizer.json stores if `stored`."""
     import transformers
 
     built = transformers.BertTokenizer(vocab={word: i for i, word in enumerate(VOCABULARY)}, model_max_length=PLACES)
@@ -79,12 +83,15 @@ _SPECIAL = {f"{name}_token": f"[{name.upper()}]" for name in ("unk", "sep", "pad
 
 
 def classifier(folder: Path, kind: str = "bert", stored: bool = False, classes: int = 3, **config: Any) -> Path:
-    """As transformers saves a classifier."""
+    """Save a classifier as transformers does, and return its folder."""
     return _saved(folder, f"{_CLASSES[kind]}ForSequenceClassification", kind, stored, num_labels=classes, **config)
 
 
 def vectors(folder: Path, kind: str = "bert", stored: bool = False, more: Sequence[str] = (), **config: Any) -> Path:
-    """As sentence-transformers saves an encoder. more: the modules after the pooling, "Dense" and "Normalize"."""
+    """Save an encoder as sentence-transformers does, and return its folder.
+
+    more: the modules after the pooling, "Dense" and "Normalize".
+    """
     import torch
     from sentence_transformers import SentenceTransformer
     from sentence_transformers.base.modules import Dense, Normalize, Transformer
@@ -112,7 +119,7 @@ def _saved(folder: Path, model_class: str, kind: str, stored: bool, **config: An
         sizes |= {"dim": WIDTH, "n_layers": 2, "n_heads": 2, "hidden_dim": 64}
     torch.manual_seed(7)
     model = getattr(transformers, model_class)(getattr(transformers, f"{_CLASSES[kind]}Config")(**{**sizes, **config}))
-    for weight in model.parameters():  # else all texts have nearly the same scores
+    for weight in model.parameters():  # otherwise all texts have nearly the same scores
         weight.data.normal_(0, 0.4) if weight.dim() > 1 else weight.data.add_(torch.randn_like(weight) * 0.1)
     model.eval().save_pretrained(folder)
     tokenizer(stored).save_pretrained(folder)
@@ -120,7 +127,7 @@ def _saved(folder: Path, model_class: str, kind: str, stored: bool, **config: An
 
 
 def scores_of_the_original(folder: Path, texts: Sequence[str]) -> list[dict[str, float] | None]:
-    """Of each text its labels with their scores, by transformers; None where it fails."""
+    """Return the scores of all labels for each text, computed by transformers; None for a text where it fails."""
     import torch
     import transformers
 
@@ -133,7 +140,7 @@ def scores_of_the_original(folder: Path, texts: Sequence[str]) -> list[dict[str,
 
 
 def vectors_of_the_original(folder: Path, texts: Sequence[str]) -> list[NDArray[np.float32] | None]:
-    """Of each text its vector, by sentence-transformers; None where it fails."""
+    """Return the vector of each text, computed by sentence-transformers; None for a text where it fails."""
     import torch
     from sentence_transformers import SentenceTransformer
 
@@ -198,7 +205,7 @@ CONFIG_VALUES: dict[str, list[Any]] = {
     "is_causal": [True],
     "embedding_size": [16],
 }
-"""Of config.json; those of other keys are ODD."""
+"""Values to try for keys of config.json. For keys that are not listed, tests try the values in ODD."""
 
 ODD: list[Any] = [0.9]
 TOKENIZER_VALUES: dict[str, list[Any]] = {
@@ -252,7 +259,7 @@ TOKENIZER_VALUES: dict[str, list[Any]] = {
     "backend": ["other"],
     "add_prefix_space": [True],
 }
-"""Of tokenizer_config.json."""
+"""Values to try for keys of tokenizer_config.json."""
 
 _CUT = {"max_length": 12, "strategy": "LongestFirst", "stride": 0}
 _PADDING = {
@@ -284,7 +291,7 @@ STORED_VALUES: list[tuple[tuple[Any, ...], list[Any]]] = [
     (("padding",), [_PADDING]),
     (("surprise",), [1]),
 ]  # fmt: skip
-"""Of tokenizer.json."""
+"""Values to try for keys of tokenizer.json."""
 
 TRANSFORMER_VALUES: dict[str, list[Any]] = {
     "max_seq_length": [16, 200, None],
@@ -302,7 +309,7 @@ TRANSFORMER_VALUES: dict[str, list[Any]] = {
     "config_args": [{"layer_norm_eps": 0.5}],
     "surprise": [1],
 }
-"""Of sentence_bert_config.json."""
+"""Values to try for keys of sentence_bert_config.json."""
 
 POOLING_VALUES: dict[str, list[Any]] = {
     "pooling_mode": [
@@ -351,11 +358,11 @@ def changes(file: str, values: dict[str, list[Any]]) -> list[Change]:
 
 
 def of_classifiers(kind: str, written: set[str]) -> list[Change]:
-    """Those of a classifier. written: the keys of config.json."""
+    """Return the changes to try on a classifier. written: the keys of its config.json."""
     other = {"hidden_act": "bert", "activation": "distilbert", "dim": "distilbert", "hidden_dim": "distilbert"}
     values = {key: CONFIG_VALUES.get(key, ODD) for key in sorted(written - {"model_type"})}
     values |= {key: some for key, some in CONFIG_VALUES.items() if other.get(key, kind) == kind}
-    values.pop("architectures")  # which a folder of vectors changes
+    values.pop("architectures")  # the changes to a folder of vectors include this key
     return changes("config.json", values)
 
 

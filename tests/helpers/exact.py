@@ -1,4 +1,6 @@
-"""The network in float64 (or another type) with PyTorch's own operators: a second opinion for every backend."""
+"""The network in float64 (or another type), built from PyTorch's own operators: an independent check of every
+backend.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,10 @@ functional = torch.nn.functional
 def blocks(
     model: Model, ids: NDArray[np.uint8], device: str = "cpu", dtype: torch.dtype = torch.float64
 ) -> dict[str, NDArray[np.floating]]:
-    """What comes out of each block for ids [N, length]: channels-last [N, rows, channels] or [N, outputs], by layer."""
+    """Return the output of each block by layer name, for ids [N, length].
+
+    Convolutions give channels-last arrays [N, rows, channels], and the other layers [N, outputs].
+    """
     tensors = {n: torch.tensor(np.asarray(t, np.float64), device=device, dtype=dtype) for n, t in model.tensors.items()}
     found = torch.tensor(ids.astype(np.int64), device=device)
     x = torch.zeros((*ids.shape, 256), dtype=dtype, device=device)
@@ -46,5 +51,5 @@ def blocks(
 def logits(
     model: Model, ids: NDArray[np.uint8], device: str = "cpu", dtype: torch.dtype = torch.float64, batch: int = 64
 ) -> NDArray[np.floating]:
-    """[N, classes]."""
+    """Return the logits, [N, classes]."""
     return np.concatenate([blocks(model, ids[i : i + batch], device, dtype)["fc3"] for i in range(0, len(ids), batch)])

@@ -1,4 +1,4 @@
-"""Models of fastText's with random weights, and texts that are hard to read: for tests on every backend."""
+"""Models of fastText with random weights, and texts that are hard to read: for tests of every backend."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ PIECES = [
 
 
 def hostile(seed: int, count: int, longest: int = 1000) -> list[bytes]:
-    """Texts in any script, of no bytes, of bytes that are no UTF-8, of labels, and of tokens around a warp's width."""
+    """Return texts in any script, empty texts, invalid UTF-8, labels, and tokens about as long as a warp is wide."""
     rng = np.random.default_rng(seed)
     found = [b"", b" ", b"\n", b"a", b"\x80", b"\xff", "é".encode(), b"</s>", b"</s> x", b"x </s>", b"__label__en"]
     for _ in range(count // 3):
@@ -79,7 +79,10 @@ def branch(
     columns: int, words: int, characters: tuple[int, int], buckets: int, *, pruned: bool = False, has_end: bool = True,
     loss: str = "softmax", classes: int = 3, folded: bool = True, seed: int = 0,
 ) -> FastText:  # fmt: skip
-    """With random rows. columns: of a folded table, as many as its product has outputs."""
+    """Return a model with random rows.
+
+    columns: the width of the rows. A folded table has as many columns as the model has outputs.
+    """
     rng = np.random.default_rng(seed)
     tokens = [
         b"the",
@@ -119,7 +122,9 @@ def model_of(of: FastText, name: str = "fasttext.bin") -> Model:
 
 
 def write_file(path: Path, of: FastText, *, one_code: bool = False) -> None:
-    """A model that is not folded, as a file of the original. one_code: with a table quantised to one byte a row."""
+    """Write a model that is not folded in fastText's own file format. one_code: quantise the table to one
+    byte a row.
+    """
     rows, columns = of.table.shape
     losses = {"hierarchical softmax": 1, "negative sampling": 2, "softmax": 3, "one-vs-all": 4}
     numbers = (columns, 5, 5, 1, 5, of.kinds.words, losses[of.kinds.loss], 3, of.kinds.buckets, *of.kinds.characters)

@@ -1,6 +1,7 @@
-"""Makes tests/data/output-v4 and output-v5, by which tests notice that a later build no longer reads what one before it
-wrote; only `--update --changed` leaves version 5. After an intended change of the layout, within a version that was not
-released yet: python tests/helpers/golden.py
+"""Makes tests/data/output-v4 and output-v5, which tests read to notice that a later build no longer reads older output.
+
+Only `--update --changed` writes version 5. Run this script after an intended change to the layout within a version that
+has not been released yet: python tests/helpers/golden.py
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ INPUT = """id,kind,text
 
 
 def make(version: int, **asked: bool) -> None:
-    """Label what is in the working directory, and keep the folder."""
+    """Label the input in the working directory, and keep the output folder."""
     options = {"id_column": "id", "label_column": "kind", "where": "n_chars < 80", "chunk_size": 2, "root": "."}
     classify("in.csv", "out", device="cpu", **options, **asked)
     shutil.rmtree("out/_runs")

@@ -1,4 +1,4 @@
-"""Engines on a GPU for tests: the stacks of kernels, the limits of their errors, texts, and what their buffers hold."""
+"""Engines on a GPU for tests: the kernel stacks, their error limits, texts, and readers of their buffers."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _NO_GPU = pytest.mark.skipif(why_no_gpu() is not None, reason=f"{why_no_gpu()}")
 
 LIMITS = {"fp32": 2e-6, "fp16": 3e-3, "bf16": 2e-2, "int8": 0.1}
 WHOLE_STACKS = [("simt", "fp32"), ("sm80", "fp16"), ("sm80", "bf16"), ("sm90", "fp16"), ("sm90", "bf16")]
-SPLIT_STACKS = [("sm80", "fp32"), ("sm90", "fp32")]  # whose numbers have two parts
+SPLIT_STACKS = [("sm80", "fp32"), ("sm90", "fp32")]  # stacks that compute with numbers of two parts
 
 
 INT8_STACKS = [("sm75", "int8"), ("sm80", "int8"), ("sm90", "int8")]
@@ -35,12 +35,12 @@ LETTERS = np.array(list("abcdefghijklmnopqrstuvwxyz      0123456789,.-ABCÄ中\n
 
 
 def needs_gpu(test: Any) -> Any:
-    """A decorator of tests in files that hold others too."""
+    """Mark a test that needs a GPU, in a file where other tests need none."""
     return pytest.mark.gpu(_NO_GPU(test))
 
 
 def random_texts(seed: int, count: int) -> list[bytes]:
-    """Half of them short, some longer than the network reads; then the hostile ones."""
+    """Return random texts, half of them short and some longer than the network reads, followed by the hostile texts."""
     rng = np.random.default_rng(seed)
     lengths = np.where(rng.random(count) < 0.5, rng.integers(0, 300, count), rng.integers(0, 1500, count))
     return ["".join(LETTERS[rng.integers(0, len(LETTERS), n)]).encode() for n in lengths]
@@ -67,7 +67,7 @@ def error(found: NDArray[np.floating], true: NDArray[np.float64]) -> float:
 
 
 def poison(engine: Engine) -> None:
-    """Fill every buffer but the weights with NaN or -1, so that what is not written shows."""
+    """Fill every buffer except the weights with NaN or -1, so that a test notices values that no kernel wrote."""
     network = engine.network
     packing = (network._statistics, network._text_end, network._first_unit, network._counts, network._closing)
     for buffer in (*network._activations, *packing):
@@ -79,7 +79,7 @@ def poison(engine: Engine) -> None:
 
 
 def on_gpu(texts: Texts) -> DeviceTexts:
-    """Texts as kernels take them."""
+    """Copy texts to the GPU, in the form that kernels take."""
     import cupy as cp
 
     from broadsheet.pipeline.kernels.batch_arrays import DeviceTexts
@@ -88,7 +88,7 @@ def on_gpu(texts: Texts) -> DeviceTexts:
 
 
 def logits_of(engine: Engine, texts: Texts) -> NDArray[np.float32]:
-    """By kernels that are launched one by one, of texts that fit a batch."""
+    """Return the logits of texts that fit one batch, computed by kernels that are launched one by one."""
     engine.classify(texts, spans=[], each_kernel=True)
     slot = engine.network.slots[(engine._batches_begun - 1) % len(engine.network.slots)]
     return slot.batch(slot.top_k).scored.logits[: len(texts)].get()
@@ -110,7 +110,9 @@ LENGTHS = (*range(21), *range(1000, 1031))
 
 
 def texts_of_every_kind(seed: int) -> list[bytes]:
-    """Of all lengths at both ends of the frame, unknown characters last in some, among random ones."""
+    """Return texts of every length near both ends of the frame, some with an unknown last character, and
+    random texts.
+    """
     rng = np.random.default_rng(seed)
     of_length = ["".join(LETTERS[rng.integers(0, len(LETTERS), n)]) for n in LENGTHS]
     unknown = ["\x00" * n for n in (1, 3, 7, 1014)] + [text[:-1] + "中" for text in of_length[1:8]]
@@ -118,7 +120,10 @@ def texts_of_every_kind(seed: int) -> list[bytes]:
 
 
 def blocks_of(engine: Engine, texts: Texts) -> tuple[dict[str, NDArray[np.generic]], NDArray[np.int32]]:
-    """What each convolution gives for one batch, as bits [units, rows, channels], and the articles' first units."""
+    """Return what each convolution computes for one batch, and the first unit of each article.
+
+    The values are bits, [units, rows, channels].
+    """
     import cupy
 
     network, found = engine.network, {}

@@ -1,4 +1,4 @@
-"""A job to disturb: its undisturbed run, and what must be the same in the end."""
+"""Jobs that tests disturb, with the undisturbed run whose output the disturbed job must equal."""
 
 from __future__ import annotations
 
@@ -32,7 +32,9 @@ SLOW = slowed("read")
 
 
 def run_undisturbed(model: Path, folder: Path, rows: int, chunk_size: int) -> tuple[list, Path]:
-    """The arguments of a job as a command but for the output folder, and the folder of an undisturbed run of it."""
+    """Run a job undisturbed. Return its arguments for the command line without the output folder, and its output
+    folder.
+    """
     lines = [f'{i},"{os.urandom(150).hex()}"\n' if i % 11 else f"{i}\n" for i in range(rows)]
     (folder / "in.csv").write_text("id,text\n" + "".join(lines))
     arguments = ["classify", folder / "in.csv", "--model", model, "--id-column", "text", "--chunk-size", chunk_size]
@@ -41,12 +43,12 @@ def run_undisturbed(model: Path, folder: Path, rows: int, chunk_size: int) -> tu
 
 
 def resumed(source: Path, model: Path, url: str, endpoint: str) -> None:
-    """A job in a bucket, begun or continued: for a process of its own."""
+    """Start or resume a job in a bucket. Tests call this in a process of its own."""
     classify(source, url, endpoint=endpoint, model=model, chunk_size=6, resume=True)
 
 
 def held_after(count: int, out: Path, until: Path) -> str:
-    """Code of a worker that reads no chunk once so many are committed, until there is a file."""
+    """Return code for a worker that stops reading chunks once `count` are committed, until the file `until` exists."""
     entries = str(out / "_entries")
     return f"""
 import os, time
@@ -58,7 +60,7 @@ def held():
 
 
 def spans_of(out: Path) -> list[dict]:
-    """The spans of a folder's last run."""
+    """Return the spans of the last run in a folder."""
     record = max((out / "_runs").glob("*.spans.arrow"), key=lambda file: file.stat().st_mtime)
     return pa.ipc.open_file(record).read_all().to_pylist()
 
@@ -73,8 +75,8 @@ def committed(out: Path) -> int:
 
 
 def killed_after(folder: str, count: int) -> None:
-    """Have this process killed once so many files of a folder of that name have their names, whatever threads there
-    are.
+    """Have this process killed once `count` files in folders with this name are renamed to their final names, whatever
+    threads are running.
     """
     rename, left, turn = os.replace, itertools.count(count - 1, -1), threading.Lock()
 
@@ -89,8 +91,9 @@ def killed_after(folder: str, count: int) -> None:
 
 @contextmanager
 def file_size_limit(size: int) -> Iterator[None]:
-    """Let no file become larger in the block, as on a full disk. Python does not look how much of a module's bytecode
-    it could write there: it writes none.
+    """Limit the size of files inside the block, as on a full disk.
+
+    Python writes no bytecode meanwhile, because it would not notice that it wrote only part of a module's bytecode.
     """
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     writes_none, sys.dont_write_bytecode = sys.dont_write_bytecode, True
@@ -103,7 +106,7 @@ def file_size_limit(size: int) -> Iterator[None]:
 
 
 def wait_until(true: Callable[[], object], seconds: float = 240, every: float = 0.05) -> None:
-    """seconds: after which it will never be. No test is about that time: a busy machine takes its own."""
+    """Wait until a condition is true. Fail after `seconds`, which is long because a busy machine may be slow."""
     deadline = time.monotonic() + seconds
     while not true():
         assert time.monotonic() < deadline
@@ -111,7 +114,7 @@ def wait_until(true: Callable[[], object], seconds: float = 240, every: float = 
 
 
 def alive(group: int) -> bool:
-    """Whether a process of that group is left."""
+    """Return whether any process of the group is alive."""
     try:
         os.killpg(group, 0)
     except ProcessLookupError:
@@ -120,8 +123,9 @@ def alive(group: int) -> bool:
 
 
 def children_of(pid: int, module: str) -> list[psutil.Process]:
-    """The child processes of a process, if it is there, that run a module whose name begins so. Any may end at any
-    time.
+    """Return the child processes that run a module whose name begins with `module`.
+
+    The list is empty if the parent has ended. Any child may end at any time.
     """
     found = []
     with suppress(psutil.NoSuchProcess):
@@ -133,7 +137,7 @@ def children_of(pid: int, module: str) -> list[psutil.Process]:
 
 
 class Processes:
-    """Processes of a cluster as a user starts them, each ended at the latest with the test."""
+    """Processes of a cluster, started the way a user starts them. Each is ended with the test at the latest."""
 
     def __init__(self) -> None:
         self._all: list[subprocess.Popen[str]] = []
@@ -161,7 +165,7 @@ class Processes:
 
     def end(self) -> None:
         for process in self._all:
-            with suppress(psutil.NoSuchProcess):  # it may just have ended by itself, its scheduler being gone
+            with suppress(psutil.NoSuchProcess):  # it may just have ended by itself, because its scheduler is gone
                 children = psutil.Process(process.pid).children(recursive=True) if process.poll() is None else []
                 process.send_signal(signal.SIGCONT)
                 process.kill()
@@ -183,7 +187,7 @@ def start_scheduler(processes: Processes, folder: Path, **settings: str):
 
 @contextmanager
 def workers_that_run(code: str, folder: Path, count: int) -> Iterator[Client]:
-    """A client of so many workers, which run this code as they start: it may replace what `STATE` has there."""
+    """Yield a client of `count` workers, which run this code as they start. The code may replace entries of `STATE`."""
     preload = folder / "preload.py"
     preload.write_text(code)
     with ExitStack() as stack:
@@ -198,7 +202,7 @@ def start_worker(processes: Processes, file: Path, env: dict[str, str] | None = 
 
 
 class Once(Progress):
-    """Does something as soon as the first chunk is done."""
+    """Calls a function as soon as the first chunk is done."""
 
     def __init__(self, act: Callable[[], object]) -> None:
         self._act = act
@@ -211,7 +215,7 @@ class Once(Progress):
 
 
 class Link(Progress):
-    """Notes the dashboard of a job, which tells clusters apart."""
+    """Notes the address of a job's dashboard, by which tests tell clusters apart."""
 
     def start(self, rows: int, dashboard: str) -> None:
         self.dashboard = dashboard
@@ -223,7 +227,7 @@ def variable(key: str) -> str:
 
 
 def settings_of(client: Client) -> list[dict[str, str]]:
-    """What each worker has been given of our settings."""
+    """Return those of our settings that each worker has."""
     keys = {key: variable(key) for key in SETTINGS}
 
     def configuration() -> dict[str, str]:

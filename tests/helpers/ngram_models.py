@@ -1,4 +1,4 @@
-"""n-grams for tests: branches of random weights, and text that is hard to cut."""
+"""n-grams for tests: branches with random weights, and text that is hard to split into words."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ KINDS = [Kinds(2, (3, 5), 1014), Kinds(1, (0, 0), 64), Kinds(0, (1, 4), 9), Kind
 
 
 def branch(kinds: Kinds, classes: int = 4, seed: int = 0) -> NGrams:
-    """Random weights; every eighth bucket is empty."""
+    """Return a branch with random weights, in which every eighth bucket is empty."""
     rng = np.random.default_rng(seed)
     table = rng.integers(-32_767, 32_768, (1 << BITS, classes + 1)).astype(np.int16)
     table[:, -1] = rng.integers(0, ngrams.LARGEST_SQUARE + 1, 1 << BITS)

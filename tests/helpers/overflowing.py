@@ -10,7 +10,10 @@ from broadsheet.pipeline.model.charcnn import Model
 
 
 def grown(model: Model, tensor: str, largest: float, signs: str) -> Model:
-    """The model with the largest weight of one tensor at `largest`; of one sign, all of them."""
+    """Return the model with one tensor scaled so that its largest weight is `largest`.
+
+    With the signs "positive" or "negative", all weights of the tensor are `largest` with that sign.
+    """
     values = model.tensors[tensor]
     values = values / np.abs(values).max() * np.float32(largest)
     if signs in ("positive", "negative"):
@@ -19,12 +22,15 @@ def grown(model: Model, tensor: str, largest: float, signs: str) -> Model:
 
 
 def enlarged(model: Model, exponent: int) -> Model:
-    """The same function, but for overflows: what block 2 returns is larger by a power of two, which changes no bit."""
+    """Return a model that computes the same function except where it overflows.
+
+    The output of block 2 is larger by a power of two, which changes no bit of the mantissas.
+    """
     tensors = dict(model.tensors)
     before = 0
     exponents = (exponent // 2, exponent, exponent - exponent // 3, exponent // 3, 0)
     for block, after in enumerate(exponents, 1):
-        kind = "norm1" if block == 1 else f"conv{block}"  # the norm takes away whatever conv1 is multiplied by
+        kind = "norm1" if block == 1 else f"conv{block}"  # the norm removes any factor that conv1 is multiplied by
         tensors[f"{kind}.weight"] = tensors[f"{kind}.weight"] * np.float32(2.0 ** (after - before))
         tensors[f"{kind}.bias"] = tensors[f"{kind}.bias"] * np.float32(2.0**after)
         before = after

@@ -1,4 +1,4 @@
-"""The blocks of code on a page of the documentation, as they are printed."""
+"""Reads the code blocks of a page of the documentation."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _HEADING = re.compile(r"^#+ (.*)$", re.MULTILINE)
 
 
 def blocks(page: str, language: str) -> dict[str, list[str]]:
-    """The blocks of a language, by the heading under which they stand."""
+    """Return the code blocks in a language, by the heading above them."""
     text = (ROOT / "docs" / page).read_text()
     code = [match.span() for match in _BLOCK.finditer(text)]
     headings = [m for m in _HEADING.finditer(text) if not any(start < m.start() < end for start, end in code)]

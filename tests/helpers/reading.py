@@ -1,4 +1,4 @@
-"""Reading input as the workers of a job do, in this process."""
+"""Reads input in this process the way a job's workers do."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from broadsheet.pipeline.source.rows.limits import LIMITS, Limits
 
 @dataclass
 class Read:
-    """What was read of files. messages: about whole files."""
+    """The chunks and messages read from files. messages: those about whole files."""
 
     plan: Plan
     names: list[str] = field(default_factory=list)
@@ -32,7 +32,7 @@ class Read:
 
     @property
     def messages(self) -> list[str]:
-        """Each once, as a file that is read in parts has it in each."""
+        """Return each message once, because every part of a file repeats the file's messages."""
         return list(dict.fromkeys(message for end in self.ends for _, message in end.problems))
 
     @property
@@ -50,13 +50,13 @@ class Read:
 
 
 def found(paths: Iterable[str | Path], limits: Limits = LIMITS) -> list[InputFile]:
-    """The files that these name."""
+    """Return the input files that these paths name."""
     files = find_files([fspath(path) for path in paths], 70, 1014).found
     return files if limits is LIMITS else [replace(f, format=replace(f.format, limits=limits)) for f in files]
 
 
 def read_files(files: Sequence[InputFile], selection: Selection, chunk_rows: int, limit: int | None = None) -> Read:
-    """Each range of the files, front to back."""
+    """Read each range of the files from front to back."""
     plan = plan_files(files, selection, chunk_rows, limit, cut=False)
     result = Read(plan)
     for part in plan.ranges:
@@ -66,8 +66,9 @@ def read_files(files: Sequence[InputFile], selection: Selection, chunk_rows: int
 
 
 def read_split(files: Sequence[InputFile], selection: Selection, chunk_rows: int, segment: int = 1 << 20) -> Read:
-    """Each file in parts of about so many bytes. As in a job, a part is read by a guess of where it begins, and again
-    where the part before it ends elsewhere.
+    """Read each file in parts of about `segment` bytes.
+
+    As in a job, a part is read from a guessed start, and read again if the part before it ends elsewhere.
     """
     plan = plan_files(files, selection, chunk_rows)
     result = Read(plan)

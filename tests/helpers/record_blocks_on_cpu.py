@@ -1,6 +1,6 @@
-"""Blocks of records as a GPU reads them, on a machine without one: the kernels are those of `records_on_cpu`.
+"""Reads blocks of records as a GPU does, on a machine without one, with the kernels of `records_on_cpu`.
 
-`tests/kernels/on_cpu`, which holds what takes CuPy's place, has to be on the path of modules.
+The folder `tests/kernels/on_cpu`, which holds the stand-in for CuPy, has to be on the module path.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _FUNCTIONS = {
     "map_bytes": "map_all",
     "strip_texts": "strip_all",
 }
-"""The function of the library for each kernel. It takes the same arguments, records by their address."""
+"""The library's function for each kernel. It takes the kernel's arguments, with structures passed by address."""
 
 _NUMBERS = {
     np.dtype(np.uint8): ctypes.c_uint8,
@@ -66,7 +66,7 @@ class OperationsOnCpu(RecordOperations):
 
 
 class RecordBlocksOnCpu(RecordBlocks):
-    """Reads blocks of one file: as of `RecordBlocks`."""
+    """Reads blocks of one file, with the interface of `RecordBlocks`."""
 
     def __init__(self, lock: Callable[[int], None], form: Format, path: str, selection: Selection) -> None:
         super().__init__(lock, form, path, selection)

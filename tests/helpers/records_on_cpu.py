@@ -1,6 +1,6 @@
 """The kernels that find records and their values, compiled for the CPU.
 
-They are plain C++ but for what the lanes of a warp share, and `tests/kernels/on_cpu` has another version of that.
+They are plain C++ except for what the lanes of a warp share, for which `tests/kernels/on_cpu` has its own version.
 """
 
 from __future__ import annotations
@@ -98,8 +98,9 @@ class _Values(ctypes.Structure):
 
 
 class Read(NamedTuple):
-    """What the kernels say of a record: a value for each column, and the characters of the text; None where they leave
-    it to the host.
+    """What the kernels read from a record: a value for each column, and the number of characters in the text.
+
+    The values are None where the kernels leave the record to the host.
     """
 
     values: list[str | None] | None
@@ -107,7 +108,7 @@ class Read(NamedTuple):
 
 
 def compiled(folder: Path) -> ctypes.CDLL:
-    """The kernels, as a library in a folder."""
+    """Compile the kernels into a library in this folder, and load it."""
     (folder / "it.cpp").write_text(_SOURCE)
     on_cpu = Path(__file__).parents[1] / "kernels" / "on_cpu"
     command = [str(COMPILER), "-std=c++17", "-O2", "-shared", "-fPIC", "-I", str(on_cpu), "-I", str(FOLDER), "-o"]
@@ -116,19 +117,19 @@ def compiled(folder: Path) -> ctypes.CDLL:
 
 
 def at(array: NDArray | None) -> ctypes.c_void_p:
-    """Where an array is; null where there is none."""
+    """Return the address of an array, or a null pointer for None."""
     return ctypes.c_void_p(None if array is None else array.ctypes.data)
 
 
 class Finding:
-    """Records whose values a kernel is to find.
+    """Records whose values a kernel finds.
 
     Parameters
     ----------
     library : CDLL
         The kernels.
     block, begins, sizes : ndarray
-        uint8, the block; uint32, its records.
+        uint8: the block. uint32: where its records begin, and their sizes.
     columns : int
         How many columns there are, those of texts first.
 
@@ -140,7 +141,7 @@ class Finding:
         self.library, self.block, self.begins, self.sizes = library, block, begins, sizes
         self.rows, self.columns, self.longest = len(begins), columns, longest
         count = self.rows * columns
-        # What nobody has written is seen.
+        # Values that no kernel has written stand out.
         self.kinds = np.full(count, 2, np.uint8)
         self.firsts, self.longs = np.zeros(count, np.uint32), np.full(count, 3, np.uint32)
         self.is_odd, self.odd = np.full(self.rows, 7, np.uint8), np.zeros(1, np.int32)
@@ -155,7 +156,9 @@ class Finding:
         assert self.odd[0] == self.is_odd.sum()
 
     def read(self, most: int, quote: int = -1, texts: int = 1) -> list[Read]:
-        """The values as texts: the first `texts` columns as one, up to `most` characters of it, and then the others."""
+        """Return the values as texts: the first `texts` columns joined and cut to `most` characters, then the other
+        columns.
+        """
         values = (self.kinds, self.firsts, self.longs)
         block, joined = self.block, tuple(array[: texts * self.rows] for array in values)
         if texts > 1:

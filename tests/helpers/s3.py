@@ -1,4 +1,4 @@
-"""Object stores for tests: an S3 server of SeaweedFS, and a proxy before it that fails by script."""
+"""Object stores for tests: an S3 server of SeaweedFS, and a proxy in front of it that fails as a test scripts it."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ KEYS = {"AWS_ACCESS_KEY_ID": "tester", "AWS_SECRET_ACCESS_KEY": "a-secret-of-the
 READER = {"AWS_ACCESS_KEY_ID": "reader", "AWS_SECRET_ACCESS_KEY": "another-secret"}
 BUCKET = "broadsheet"
 _ENDS_WITH_US = 'exec 3<&0; (read -r _ <&3; kill -9 $$) & exec "$@" 3<&- </dev/null'
-"""A shell's: run a command that is killed once the other end of its standard input is closed, or its process killed."""
+"""Shell code that runs a command and kills it once its standard input is closed, or the test process is killed."""
 
 
 @dataclass(frozen=True)
 class Folder:
-    """A folder of a test in the bucket, seen by a client of its own."""
+    """A test's folder in the bucket, which the test reads with a client of its own."""
 
     endpoint: str
     name: str
@@ -55,7 +55,7 @@ class Folder:
         return sorted(about["path"] for about in self.store.list().collect())
 
     def contents(self) -> dict[str, bytes]:
-        """Every object that must be the same however a job went: all but the timings."""
+        """Return every object that must be the same however a job went: all but the timings."""
         return {name: self.read(name) for name in self.names() if not name.startswith("_runs/")}
 
     def read(self, name: str) -> bytes:
@@ -70,7 +70,7 @@ class Folder:
 
 @contextmanager
 def seaweed(folder: Path) -> Iterator[str]:
-    """The URL of a server that keeps its data in a folder."""
+    """Start a server that keeps its data in a folder, and yield its URL."""
     binary = Path(sys.executable).with_name("weed")
     weed = str(binary) if binary.exists() else shutil.which("weed")
     if weed is None:
@@ -85,7 +85,7 @@ def seaweed(folder: Path) -> Iterator[str]:
     options += ["-ip=127.0.0.1", "-ip.bind=127.0.0.1", f"-dir={folder}", "-filer", "-s3"]
     options += [f"-s3.config={folder / 'users.json'}", "-s3.port.iceberg=0", "-s3.port.lance=0"]
     options += ["-s3.autoCreateBucket=false", "-master.telemetry=false", "-master.volumeSizeLimitMB=256"]
-    options += ["-volume.max=100"]  # a bucket takes seven
+    options += ["-volume.max=100"]  # a bucket takes seven volumes
     command = ["sh", "-c", _ENDS_WITH_US, "sh", weed, "-logtostderr=true", "server", *options]
     with (folder / "weed.log").open("wb") as log:
         server = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=log, stderr=log)
@@ -101,9 +101,10 @@ def seaweed(folder: Path) -> Iterator[str]:
 
 
 def free_ports(count: int) -> list[int]:
-    """Free ones, whose gRPC ports, which SeaweedFS puts 10,000 above them, are free too.
+    """Return free ports whose gRPC ports, which SeaweedFS puts 10,000 higher, are free too.
 
-    All lie below those that the kernel gives to outgoing connections: one of these might take them before the server.
+    All are below the kernel's range for outgoing connections, because such a connection might take a port before the
+    server does.
     """
     tried = random.SystemRandom().sample(range(10_000, 20_000), 1000)
     return list(islice(filter(_is_free, tried), count))
@@ -130,13 +131,13 @@ def _wait_for(url: str, server: subprocess.Popen[bytes], log: Path) -> None:
         try:
             urllib.request.urlopen(url, timeout=5)
         except urllib.error.HTTPError:
-            return  # it answers that we have no right to list its buckets
+            return  # the server answers, if only that we may not list its buckets
         except OSError:
             time.sleep(0.05)
 
 
 def make_bucket(url: str) -> None:
-    """On the server at a URL."""
+    """Make the bucket on the server at a URL."""
     import boto3
 
     keys = {name.lower(): value for name, value in KEYS.items()}
@@ -145,14 +146,14 @@ def make_bucket(url: str) -> None:
 
 @pytest.fixture(scope="session")
 def s3_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The URL of an S3 server, with a bucket."""
+    """Start an S3 server with a bucket, and yield its URL."""
     with seaweed(tmp_path_factory.mktemp("s3")) as url:
         yield url
 
 
 @pytest.fixture
 def s3(s3_server: str, request: pytest.FixtureRequest) -> Folder:
-    """A folder in its bucket, for one test."""
+    """Return a folder in the server's bucket for one test."""
     return Folder(s3_server, f"{request.node.originalname}-{uuid.uuid4().hex[:8]}")
 
 
@@ -161,12 +162,16 @@ Decide = Callable[[str, str], Fault]
 
 
 class Proxy:
-    """Between an S3 server and its clients. `decide` says of each request, by method and path, what becomes of it.
+    """Stands between an S3 server and its clients. `decide` returns the fate of each request, from its method and path:
 
-    None: it is passed on. "drop": the connection is closed before. "reset": so too, and at once. "lost": it is passed
-    on, and its answer is not. A function: so too, and it is called in between. "slow": it is passed on after half a
-    second. A number: that is the status of the answer, and the request goes no further. "unconditional": it is passed
-    on without its conditions.
+    - None: pass the request on.
+    - "drop": close the connection without passing the request on.
+    - "reset": reset the connection without passing the request on.
+    - "lost": pass the request on, and close the connection instead of answering.
+    - A function: like "lost", and call the function in between.
+    - "slow": pass the request on after half a second.
+    - A number: answer with this status, without passing the request on.
+    - "unconditional": pass the request on without its conditional headers.
     """
 
     def __init__(self, upstream: str) -> None:
@@ -239,10 +244,10 @@ class Proxy:
                 self.connection.close()
 
             def log_message(self, format: str, *args: object) -> None:  # noqa: A002
-                """Nothing."""
+                """Write no log."""
 
             def finish(self) -> None:
-                with suppress(OSError, ValueError):  # hung up
+                with suppress(OSError, ValueError):  # the connection is already closed
                     super().finish()
 
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)

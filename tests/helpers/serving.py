@@ -1,4 +1,4 @@
-"""A server as a user starts one: a process, which is asked over sockets and ended by signals."""
+"""A server started the way a user starts one: a process, reached over sockets and ended by signals."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ STARTS_WITHIN = 240.0
 
 
 class Server:
-    """url: where it listens, once it is ready. said: the lines of its log so far."""
+    """A running server. url: its address, once it is ready. said: the lines of its log so far."""
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self.process = process
@@ -37,7 +37,7 @@ class Server:
         self.wait_for("ready")
 
     def wait_for(self, message: str) -> dict[str, Any]:
-        """The next line of the log with that message."""
+        """Return the next line of the log with this message."""
         while True:
             line = self._lines.get(timeout=STARTS_WITHIN)
             if line["message"] == message:
@@ -72,7 +72,7 @@ def serving(*arguments: object) -> Iterator[Server]:
 
 @contextmanager
 def starting(*arguments: object) -> Iterator[Server]:
-    """A server that may not be ready yet."""
+    """Start a server, and yield it before it is ready."""
     options = ("--log-format", "json", "--device", "cpu")
     process = start("broadsheet", "serve", *options, *arguments)
     try:
@@ -85,7 +85,7 @@ def starting(*arguments: object) -> Iterator[Server]:
 
 
 def stream(column: pa.Array, name: str = "text", compression: str | None = None) -> bytes:
-    """An Arrow stream of one column, as a request has it."""
+    """Return an Arrow stream with one column, as the body of a request."""
     table, sink = pa.table({name: column}), pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, table.schema, options=pa.ipc.IpcWriteOptions(compression=compression)) as writer:
         writer.write_table(table)

@@ -1,7 +1,7 @@
-"""The network as the split kernels compute it, in NumPy: numbers of two fp16 parts, and sums as tensor cores make them.
+"""The network in NumPy as the split kernels compute it: numbers of two fp16 parts, and the sums of tensor cores.
 
-A tensor core adds 16 exact products to a sum and drops what is below fp32's last bit, where other arithmetic rounds.
-How many bits it keeps while it adds the 16 is not documented; here they are all kept.
+A tensor core adds 16 exact products to a sum and drops the bits below fp32's last bit, where other arithmetic rounds.
+How many bits it keeps while it adds the 16 products is not documented; this code keeps them all.
 """
 
 from __future__ import annotations
@@ -14,20 +14,21 @@ from broadsheet.pipeline.model import reference
 from broadsheet.pipeline.model.reference import Floats, Offsets, Rows, Weights
 
 DEPTH = 16
-"""Products of one instruction."""
+"""The number of products that one instruction adds."""
 
 _BELOW_FP32 = np.int64((1 << 29) - 1)
 
 
 def dropped(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """The values without what is below the last bit of fp32."""
+    """Return the values without the bits below fp32's last bit."""
     return (values.view(np.int64) & ~_BELOW_FP32).view(np.float64)
 
 
 def products(rows: NDArray[np.float16], weight: NDArray[np.float16], length: int, steps_in_sum: int) -> Floats:
-    """Sums over taps and channels, fp32 [length, outputs]; rows of parts [length + kernel - 1, 2 * inputs].
+    """Return sums over taps and channels, fp32 [length, outputs], from rows of parts [length + kernel - 1, 2 * inputs].
 
-    steps_in_sum: of GROUP products each, after which a tensor core's sum is added to the total in fp32.
+    steps_in_sum: how many steps, each of GROUP products, a tensor core sums before the sum is added to the total in
+    fp32.
     """
     kernel, outputs, width = weight.shape
     total, high, low = np.zeros((length, outputs), np.float32), slice(0, GROUP), slice(GROUP, 2 * GROUP)
@@ -52,14 +53,14 @@ def tensor_core_sum(pairs: list[tuple[NDArray[np.float64], NDArray[np.float64]]]
 
 
 def finished(total: Floats, affine: Floats, relu: bool) -> Floats:
-    """Scale, bias, and NaN for a sum that overflows; then ReLU."""
+    """Apply scale, bias, and NaN for a sum that overflows; then ReLU."""
     shift = affine[1] + 0 * total
     value = (total.astype(np.float64) * affine[0] + shift).astype(np.float32)
     return np.where(value < 0, np.float32(0), value) if relu else value
 
 
 def forward(ids: NDArray[np.uint8], weights: Weights, parts: SplitWeights, steps_in_sum: int = 2) -> Floats:
-    """Logits fp32 [N, classes] of encoded articles, uint8 [N, length]."""
+    """Return the logits, fp32 [N, classes], of encoded articles, uint8 [N, length]."""
     first, *rest = weights.layers
     with np.errstate(over="ignore", invalid="ignore"):
         values, offsets = reference.lookup_norm_pool(
@@ -90,7 +91,9 @@ def forward(ids: NDArray[np.uint8], weights: Weights, parts: SplitWeights, steps
 def convolved(
     rows: Rows, weight: NDArray[np.float16], affine: Floats, relu: bool, steps_in_sum: int
 ) -> tuple[Floats, Offsets]:
-    """Rows of all articles that reach into no other article, and where each article's begin."""
+    """Return the rows of all articles that depend on one article only, and the offset at which each article's rows
+    begin.
+    """
     kernel, lengths = len(weight), np.diff(rows.offsets) - len(weight) + 1
     total = products(rows.values, weight, len(rows.values) - kernel + 1, steps_in_sum)
     inside = np.concatenate([np.arange(n) + begin for n, begin in zip(lengths, rows.offsets, strict=False)])

@@ -1,4 +1,4 @@
-"""Texts in memory for jobs, and the scores that these gave."""
+"""Texts in memory for jobs, and the scores of such a job."""
 
 from __future__ import annotations
 

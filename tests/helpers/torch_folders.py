@@ -1,5 +1,5 @@
-"""Tiny folders of many families with random weights, written by transformers and sentence-transformers, and what these
-libraries make of texts.
+"""Tiny folders of many model families with random weights, written by transformers and sentence-transformers, and the
+scores and vectors that these libraries compute.
 """
 
 from __future__ import annotations
@@ -66,15 +66,15 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
                        "decoder_start_token_id": 0}),
     "xlm-roberta": ("unigram", {"max_position_embeddings": PLACES + 4, "hidden_act": "silu"}),
 }  # fmt: skip
-"""By its name in transformers: the kind of its tokenizer, and settings beside those of all."""
+"""For each family by its name in transformers: the kind of its tokenizer, and settings beyond those that all share."""
 
 SPECIAL = {"pad_token": "<pad>", "cls_token": "<s>", "sep_token": "</s>", "unk_token": "<unk>", "mask_token": "<mask>"}
 _NUMBERS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 
 
-@cache  # one that is trained again may number its entries otherwise
+@cache  # a tokenizer that is trained again may number its entries differently
 def tokenizer_of(kind: str) -> Any:
-    """A small tokenizer that puts <s> before a text and </s> after it. kind: "words", "bytes" or "unigram"."""
+    """Return a small tokenizer that puts <s> before a text and </s> after it. kind: "words", "bytes" or "unigram"."""
     import transformers
     from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
 
@@ -117,11 +117,11 @@ def _save(model: Any, tokenizer: Any, folder: Path) -> Path:
     import torch
 
     generator = torch.Generator().manual_seed(1)
-    # With the weights that a new model has, all texts have nearly the same scores.
+    # With the weights of a new model, all texts have nearly the same scores.
     for name, weight in model.named_parameters():
         if weight.dim() > 1:
             deviation = 1.25 / weight.shape[-1] ** 0.5
-            if name.endswith("Attention.q.weight"):  # T5 has its factor of attention in these weights
+            if name.endswith("Attention.q.weight"):  # T5 folds the scale of its attention into these weights
                 deviation /= model.config.d_kv**0.5
             weight.data.normal_(0, deviation, generator=generator)
     model.eval().save_pretrained(folder)
@@ -130,7 +130,7 @@ def _save(model: Any, tokenizer: Any, folder: Path) -> Path:
 
 
 def classifier(folder: Path, family: str, classes: int = 3, **more: Any) -> Path:
-    """A classifier as transformers saves it."""
+    """Save a classifier as transformers does, and return its folder."""
     import transformers
 
     names = {i: f"class {i}" for i in range(classes)}
@@ -139,7 +139,7 @@ def classifier(folder: Path, family: str, classes: int = 3, **more: Any) -> Path
 
 
 def body(folder: Path, family: str, **more: Any) -> Path:
-    """An encoder without a head as transformers saves it."""
+    """Save an encoder without a head as transformers does, and return its folder."""
     import transformers
 
     config, tokenizer = _config(family, **more)
@@ -148,7 +148,7 @@ def body(folder: Path, family: str, **more: Any) -> Path:
 
 
 def sentences(folder: Path, family: str, pooling: Any = "mean", more: Sequence[str] = (), **settings: Any) -> Path:
-    """An encoder as sentence-transformers saves it. more: modules after the pooling."""
+    """Save an encoder as sentence-transformers does, and return its folder. more: modules after the pooling."""
     import torch
     from sentence_transformers import SentenceTransformer
     from sentence_transformers.base.modules import Dense, Normalize, Transformer
@@ -169,7 +169,7 @@ def sentences(folder: Path, family: str, pooling: Any = "mean", more: Sequence[s
 
 
 def by_transformers(folder: Path, texts: Sequence[str]) -> list[dict[str, float]]:
-    """The scores of every label, by the pipeline of transformers, text by text."""
+    """Return the scores of all labels, computed text by text by the pipeline of transformers."""
     import torch
     import transformers
 
@@ -182,7 +182,7 @@ def by_transformers(folder: Path, texts: Sequence[str]) -> list[dict[str, float]
 
 
 def by_sentence_transformers(folder: Path, texts: Sequence[str]) -> NDArray[np.float32]:
-    """The vectors, text by text."""
+    """Return the vectors, computed text by text."""
     from sentence_transformers import SentenceTransformer
 
     library = SentenceTransformer(str(folder), device="cpu")
@@ -190,7 +190,7 @@ def by_sentence_transformers(folder: Path, texts: Sequence[str]) -> NDArray[np.f
 
 
 def classified(model: Model, texts: Sequence[str]) -> Any:
-    """What our engine says on a CPU, with the scores of all classes."""
+    """Return our engine's result on a CPU, with the scores of all classes."""
     engine = open_engine(model, "cpu", threads=1)
     try:
         return engine.classify(Texts.of([text.encode() for text in texts]), all_scores=True)
@@ -199,7 +199,7 @@ def classified(model: Model, texts: Sequence[str]) -> Any:
 
 
 def with_drawn_biases(folder: Path) -> Path:
-    """The folder with biases, and weights of norms, that are neither all zero nor all one."""
+    """Change the folder's biases and norm weights so that they are not all zero or all one, and return the folder."""
     from safetensors.numpy import load_file, save_file
 
     rng, tensors = np.random.default_rng(3), load_file(folder / "model.safetensors")
@@ -211,7 +211,7 @@ def with_drawn_biases(folder: Path) -> Path:
 
 
 def compare_vectors(folder: Path) -> None:
-    """Assert that NumPy computes the vectors of sentence-transformers."""
+    """Assert that NumPy computes the same vectors as sentence-transformers."""
     (encoder, *_), _ = encoder_folder.read(folder, "it")
     assert isinstance(encoder, Encoder)
     texts = Texts.of([text.encode() for text in TEXTS])
@@ -220,7 +220,9 @@ def compare_vectors(folder: Path) -> None:
 
 
 def compare(folder: Path, texts: list[str]) -> Model:
-    """Assert that NumPy computes the scores of transformers, whatever stands beside a text. Returns the model."""
+    """Assert that NumPy computes the same scores as transformers, whatever other texts are in the batch. Return the
+    model.
+    """
     model = load_model(folder)
     assert isinstance(model.encoder, Encoder)
     expected, found = by_transformers(folder, texts), classified(model, texts)
@@ -229,7 +231,7 @@ def compare(folder: Path, texts: list[str]) -> Model:
     else:
         wanted, have = np.array([one["class 0"] for one in expected]), found.scores[:, 0]
     np.testing.assert_allclose(have, wanted, atol=1e-5, rtol=1e-5)
-    assert np.ptp(wanted, axis=0).max() > 0.05  # texts differ
+    assert np.ptp(wanted, axis=0).max() > 0.05  # the texts differ in their scores
     again = classified(Model.from_bytes(model.to_bytes()), texts[::-1])
     np.testing.assert_array_equal(again.scores[::-1], found.scores)
     return model

@@ -1,4 +1,4 @@
-"""Training for tests: rows of three topics, and a run of a few seconds."""
+"""Training for tests: rows of three topics, and a run that takes a few seconds."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ TOPICS = {
     "space": "orbit launch moon comet probe",
     "sport": "goal coach league match team",
 }
-LENGTH = 123  # of the shortest network there can be
+LENGTH = 123  # of the shortest possible network
 
 
 @pytest.fixture(autouse=True)
 def one_thread() -> Iterator[None]:
-    """PyTorch's threads wait for each other in loops, which takes many times as long where they share their cores."""
+    """Limit PyTorch to one thread. Its threads spin while they wait, which is many times slower on shared cores."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -32,7 +32,7 @@ def one_thread() -> Iterator[None]:
 
 
 def articles(count: int, seed: int = 0) -> pa.Table:
-    """Rows whose words belong to one of three topics."""
+    """Return rows whose words belong to one of three topics."""
     rng = random.Random(seed)
     kinds = [rng.choice(list(TOPICS)) for _ in range(count)]
     texts = [" ".join(rng.choices(TOPICS[kind].split(), k=14)) for kind in kinds]
@@ -45,4 +45,4 @@ def quick_train(table: pa.Table, recipe: Recipe = QUICK, **options: object):
 
 
 LIKE = 5e-3
-"""Between losses, relative: cuDNN computes fp32 in TF32, and two runs were up to 0.002 apart."""
+"""The relative tolerance between losses. cuDNN computes fp32 in TF32, and two runs were up to 0.002 apart."""

@@ -1,4 +1,4 @@
-"""Texts that the host decodes and that go to a GPU from the readers' slots: the same as those in the host's memory."""
+"""Texts that the host decodes and that go to a GPU from the readers' slots equal those in the host's memory."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def dask_setup(worker):
             yield item
     STATE.read_range = noted
 """
-"""A worker that reads all files in processes, and notes where texts are. Given 6 arguments, they stay on the host."""
+"""A worker that reads all files in processes, and records where texts are. With 6 arguments, they stay on the host."""
 
 
 @pytest.fixture(scope="module")
@@ -68,13 +68,13 @@ def texts(count: int) -> list[str]:
 
 
 def conversion(number: int, text: bytes) -> bytes:
-    """A record of a WET file."""
+    """Return a record of a WET file."""
     fields = ("WARC-Type: conversion", f"WARC-Target-URI: https://example.org/{number}", f"Content-Length: {len(text)}")
     return "\r\n".join(["WARC/1.0", *fields, "\r\n"]).encode() + text + b"\r\n\r\n"
 
 
 def written(folder: Path, form: str, rows: int) -> Path:
-    """A file of texts, of which some are blank and, where the form has null, some are missing."""
+    """Write a file of texts, of which some are blank, and some are missing if the format has null."""
     path, every = folder / f"in.{form}", texts(rows)
     table = pa.table({"id": range(rows), "text": [None if i % 97 == 5 else text for i, text in enumerate(every)]})
     if form == "parquet":
@@ -96,7 +96,7 @@ FORMS = ("parquet", "arrow", "csv", "wet.gz")
 
 @pytest.mark.parametrize("form", FORMS)
 def test_texts_on_the_gpu_are_those_of_the_host(readers: Readers, form: str, tmp_path: Path) -> None:
-    """Also of chunks that are larger than all slots."""
+    """Some chunks are larger than all slots together."""
     from broadsheet.pipeline.ingest.arriving import place_on_gpu
     from broadsheet.pipeline.ingest.texts import GpuTexts
 
@@ -117,7 +117,7 @@ def test_texts_for_which_the_gpu_has_no_memory_stay_on_the_host() -> None:
     from broadsheet.pipeline.ingest.arriving import place_on_gpu
 
     held = [place_on_gpu(lambda slot: None, 1 << 33)]
-    while not isinstance(held[-1], OnHost):  # which takes no memory that nobody writes to
+    while not isinstance(held[-1], OnHost):  # takes no memory that is never written to
         held.append(place_on_gpu(lambda slot: None, 1 << 33))
     assert len(held) > 1
     held.clear()
@@ -125,7 +125,7 @@ def test_texts_for_which_the_gpu_has_no_memory_stay_on_the_host() -> None:
 
 
 def test_a_slot_is_locked_as_far_as_it_is_used() -> None:
-    """For pieces of messages, then for a whole block, then for pieces again."""
+    """The slot holds pieces of messages, then a whole block, then pieces again."""
     import cupy as cp
 
     from broadsheet.pipeline.ingest.page_lock import PageLocks

@@ -1,4 +1,6 @@
-"""Ranges whose records a worker finds itself, in blocks that reader processes fill: as one process reads them."""
+"""Ranges whose records a worker finds itself, in blocks that reader processes fill, compared with reading in one
+process.
+"""
 
 from __future__ import annotations
 
@@ -35,13 +37,13 @@ SUFFIXES = [".jsonl", ".csv", ".tsv", ".txt", ".jsonl.gz", ".csv.gz"]
 
 
 def selection_of(suffix: str, reads: int = 0) -> Selection:
-    """What a job uses of a file of that kind."""
+    """Return the selection that a job uses for a file of that kind."""
     return replace(Selection() if suffix == ".txt" else SELECTION, reads=reads)
 
 
 @pytest.fixture(scope="module")
 def readers() -> Iterator[Readers]:
-    close()  # a worker that another test has kept in this process has readers too
+    close()  # a worker of another test in this process has readers too
     readers = Readers(1, 1, SLOT_BYTES)
     yield readers
     readers.close()
@@ -77,7 +79,7 @@ def test_blocks_hold_what_one_process_reads(readers: Readers, suffix: str, every
             assert told([*blocks]) == told([*read_range(*given)])
     assert refused
     assert any(refused) == (every > 0)  # each block ends where a record does
-    assert pids() == before  # each range was received to its end, so that no process had to be replaced
+    assert pids() == before  # each range arrived completely, so no process had to be replaced
 
 
 @pytest.mark.parametrize("suffix", SUFFIXES[:4])
@@ -91,7 +93,7 @@ def test_a_part_that_begins_at_a_guess_is_read_from_there(readers: Readers, suff
 
 
 def lines_in(path: Path, count: int, odd: int = 0, long: int | None = None) -> Path:
-    """So many lines: one in `odd` is bad, and number `long` is longer than a slot."""
+    """Write lines to a file. One line in `odd` is bad, and number `long` is longer than a slot."""
     lines = [json.dumps({"id": i, "text": f"{i} {'x' * 90}", "label": "a"}) for i in range(count)]
     if odd:
         lines[::odd] = ["{"] * len(lines[::odd])
@@ -175,16 +177,16 @@ def read_here(part, selection, chunk_rows, skip, spans, take, is_on_gpu):
     return _as_room_allows(read_range(readers, blocks, part, selection, chunk_rows, skip, spans), take)
 STATE.read_range = read_here
 """
-"""A worker that reads as if it had a GPU, but for files of one name. What is slow is so by some seconds."""
+"""A worker that reads as if it had a GPU, except files with one name. Slow steps take some seconds longer."""
 
 
 def as_on_a_gpu(path: Path, processes: int = 2, room: int = 32, **slow: float) -> dict[str, list[str]]:
-    """Settings of Dask for such a worker.
+    """Return Dask's settings for such a worker.
 
     Parameters
     ----------
     path : Path
-        A file that is written for it.
+        The file into which the worker's preload is written.
     processes : int
         How many processes read.
     room : int
@@ -244,7 +246,7 @@ def test_a_job_tells_who_has_read_its_records(
 def test_more_ranges_than_processes_share_little_room(
     broadsheet_in_process: Command, small_model_file: Path, tmp_path: Path
 ) -> None:
-    """As on a host with few cores for a GPU: those that have a process and those that wait for one are not stuck."""
+    """Few cores serve a GPU, as on some hosts. Neither ranges with a process nor those that wait for one get stuck."""
     (tmp_path / "in").mkdir()
     for i in range(4):
         lines_in(tmp_path / "in" / f"{i}.jsonl", 800)
@@ -286,7 +288,7 @@ def test_a_reader_that_is_killed_in_the_middle_is_said_to_be_lost(readers: Reade
 @pytest.mark.parametrize("row", ['1,"two\nlines",a\n\n', '1,a \\"quote\\"\nand,a\n', '1,"ends with \\" a quote",a\n'])
 @pytest.mark.parametrize("every", [0, 2])
 def test_what_is_said_of_lines_and_quotes_is_the_same(readers: Readers, every: int, row: str, tmp_path: Path) -> None:
-    """The worker knows the rows, and the reader the bytes."""
+    """The worker knows the rows, and the reader knows the bytes."""
     path = tmp_path / "a.csv"
     path.write_text("id,text,label\n" + row * 20_000)
     plan = plan_files(found([path]), SELECTION, 5000)
@@ -301,7 +303,7 @@ def test_what_is_said_of_lines_and_quotes_is_the_same(readers: Readers, every: i
 
 
 class Unused(OnHost):
-    """Fails when it is to read a block."""
+    """Fails when it is asked to read a block."""
 
     def read(self, block: RawBlock, held: memoryview, row: int) -> BlockRows | None:
         raise AssertionError(f"block {block}, of row {row}, was sent")
@@ -311,7 +313,7 @@ class Unused(OnHost):
 def test_no_block_is_sent_of_a_file_that_a_gpu_cannot_read(
     readers: Readers, escape: str | None, tmp_path: Path
 ) -> None:
-    """Where CRs end its records, or characters are escaped: the former is known once it is opened."""
+    """CRs end its records, or characters are escaped. The reader learns of the CRs only when it opens the file."""
     path, selection = tmp_path / "a.csv", replace(SELECTION, escape=escape)
     end = b"\r" if escape is None else b"\n"
     path.write_bytes(b"id,text,label" + end + (b'1,"a\nb",a' + end) * 30_000)

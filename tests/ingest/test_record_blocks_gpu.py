@@ -1,4 +1,4 @@
-"""Blocks of records on a GPU: the rows, texts and bad rows that the host finds."""
+"""Blocks of records on a GPU: it finds the rows, texts and bad rows that the host finds."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ Opened = tuple[OpenBlocks, list[bool]]
 
 @pytest.fixture
 def opened() -> Opened:
-    """What opens the blocks of a file on a GPU, and where it is noted whether each block was refused."""
+    """The function that opens a file's blocks on a GPU, and a list that records whether each block was refused."""
     from broadsheet.pipeline.ingest.record_blocks import RecordBlocks
 
     refused: list[bool] = []
@@ -56,7 +56,7 @@ def opened() -> Opened:
 
 
 def compare(readers: Readers, opened: OpenBlocks, paths: list[Path], selection: Selection, chunk_rows: int) -> None:
-    """Hold the rows of files, as they are read in blocks, to those that the host reads."""
+    """Assert that the rows of files read in blocks are those that the host reads."""
     plan = plan_files(found(paths), selection, chunk_rows)
     for part in parts_of(plan):
         given = (part, plan.selection, chunk_rows, never)
@@ -83,7 +83,7 @@ SUFFIXES = [".jsonl", ".csv", ".tsv", ".txt"]
 
 
 @pytest.mark.parametrize("suffix", SUFFIXES)
-# No record is left to the host, few are, or so many that it reads whole blocks.
+# No record is left to the host, few are, or so many that the host reads whole blocks.
 @pytest.mark.parametrize("others", [0.0, 0.002, 0.6])
 @pytest.mark.parametrize("keep_all", [False, True])
 # Whole texts, the beginnings of long ones, and texts that are joined from two columns.
@@ -98,7 +98,7 @@ def test_a_gpu_reads_what_the_host_reads(
     text: tuple[str, ...],
     tmp_path: Path,
 ) -> None:
-    """Of a block with many records that are left to the host, it reads all."""
+    """If many records of a block are left to the host, the host reads the whole block."""
     text = ("text",) if suffix == ".txt" else text
     chance, (open_blocks, refused) = random.Random(f"{suffix} {others} {keep_all} {reads} {text}"), opened
     (tmp_path / "label=a").mkdir()
@@ -122,7 +122,7 @@ def test_a_gpu_reads_what_the_host_reads(
 def test_quotes_are_what_they_are_to_the_host(
     readers: Readers, opened: Opened, row: str, is_refused: bool, tmp_path: Path
 ) -> None:
-    """Of a record that may have a quote which was left open, the host reads the block."""
+    """If a record may have a quote that was left open, the host reads the block."""
     (tmp_path / "place=here").mkdir()
     path = tmp_path / "place=here" / "a.csv"
     path.write_text("id,text,label\n" + '2,"good,\n""row""",a\r\n' * 9000 + row + "3,good,a\n" * 9000)
@@ -144,7 +144,7 @@ def test_a_block_of_blank_lines(readers: Readers, opened: Opened, suffix: str, t
 def test_a_chunk_may_begin_with_rows_of_the_host(
     readers: Readers, opened: Opened, chunk_rows: int, tmp_path: Path
 ) -> None:
-    """As with the last row of a file, which lacks its line end."""
+    """An example is the last row of a file, if it lacks its line end."""
     (tmp_path / "place=here").mkdir()
     paths = [tmp_path / "place=here" / name for name in ("a.csv", "b.jsonl", "c.csv")]
     for path in paths:
@@ -157,7 +157,7 @@ def test_a_chunk_may_begin_with_rows_of_the_host(
 
 
 def test_where_memory_cannot_be_page_locked_it_is_used_all_the_same_and_said_once(readers: Readers) -> None:
-    """CUDA refuses to lock what is locked already."""
+    """CUDA refuses to lock memory that is already locked."""
     from broadsheet.pipeline.ingest.page_lock import PageLocks
 
     first, second = PageLocks(readers.ring), PageLocks(readers.ring)

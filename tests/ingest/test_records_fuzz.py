@@ -1,4 +1,4 @@
-"""Lines that were changed at random, read by the host and by the kernels compiled for the CPU: the same rows."""
+"""Randomly changed lines, read by the host and by the kernels compiled for the CPU, give the same rows."""
 
 from __future__ import annotations
 

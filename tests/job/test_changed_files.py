@@ -1,4 +1,4 @@
-"""`--update --changed`: afterwards a folder holds the labels of its input as it is, whatever changed, came or went."""
+"""`--update --changed`: the folder ends with the labels of the current input, whichever files changed, came or went."""
 
 from __future__ import annotations
 
@@ -36,8 +36,9 @@ Run = Callable[..., JobReport]
 
 
 def write(folder: Path, name: str, rows: int, version: int = 0) -> None:
-    """So many rows of 2 KB and a bad one, and the time of the version. Two or three files of 14 rows share a range; one
-    of 120 is read in parts.
+    """Write `rows` rows of 2 KB and a bad one. The version sets the file's time.
+
+    Two or three files of 14 rows share a range; a file of 120 rows is read in parts.
     """
     folder.mkdir(exist_ok=True)
     lines = [f"{i},class {i % 4},{version} {name} {i} {'text ' * (i % 7)}{'.' * 2000}\n" for i in range(rows)]
@@ -55,7 +56,7 @@ def fail() -> None:
 
 @pytest.fixture
 def days(tmp_path: Path) -> Path:
-    """Two ranges, each of which holds several files, and one that is read in parts."""
+    """Two ranges that hold several files each, and a file that is read in parts."""
     for name in ("a.csv", "b.csv", "c.csv", "d.csv"):
         write(tmp_path / "in", name, 14)
     write(tmp_path / "in", "e.csv", 120)
@@ -90,12 +91,14 @@ LAYOUTS = ({}, {}, {"partition_by": "label", "format": "jsonl"}, {"layout": "att
 
 
 @pytest.mark.slow
-@settings(max_examples=examples(12), phases=[Phase.generate])  # to shrink one takes minutes
+@settings(max_examples=examples(12), phases=[Phase.generate])  # shrinking a failure takes minutes
 @given(inputs=st.lists(INPUTS, min_size=3, max_size=3), layout=st.sampled_from(LAYOUTS))
 def test_the_folder_is_that_of_a_new_job_but_for_the_order_of_its_parts(
     label: Run, inputs: list[dict[str, tuple[int, int]]], layout: dict[str, Any]
 ) -> None:
-    """After each of two updates: rows, quarantine, totals, what `verify` and `select` say, and files beside others."""
+    """After each of two updates, these equal a new job's: rows, quarantine, totals, `verify`, `select`, and sidecar
+    files.
+    """
     with tempfile.TemporaryDirectory() as name:
         folder, out = Path(name) / "in", Path(name) / "out"
         run = partial(label, folder, **layout)
@@ -151,7 +154,7 @@ classify(folder, out, model=model, update=True, changed=True, **eval(layout))
 
 
 def kill(moment: tuple[str, str, int], *arguments: object) -> None:
-    """Have a process update a folder that is killed in between."""
+    """Start a process that updates a folder, and have it killed at a moment."""
     command = [sys.executable, "-c", KILLED, *moment, *arguments]
     assert subprocess.run([*map(str, command)], cwd=ROOT, check=False).returncode == -signal.SIGKILL
 
@@ -161,7 +164,7 @@ def kill(moment: tuple[str, str, int], *arguments: object) -> None:
 def test_an_update_that_is_killed_ends_as_one_that_is_not(
     job: Run, days: Path, small_model_file: Path, tmp_path: Path, moment: str
 ) -> None:
-    """By --resume, and by the same command. In between it is not finished."""
+    """Both --resume and the same command finish the update. Until then the job counts as not finished."""
     out, other, again = (tmp_path / name for name in ("out", "other", "again"))
     job()
     shutil.copytree(out, other)
@@ -186,7 +189,7 @@ def test_an_update_that_is_killed_ends_as_one_that_is_not(
 def test_an_update_whose_files_changed_back_is_as_if_it_had_not_begun(
     job: Run, days: Path, small_model_file: Path, tmp_path: Path, layout: dict[str, str]
 ) -> None:
-    """Files beside others were written anew by then, with the names of those that were there."""
+    """The killed update has by then rewritten the sidecar files, under the names of the old ones."""
     job(**layout)
     before = contents(tmp_path / "out")
     shutil.copytree(days, tmp_path / "kept")
@@ -208,14 +211,14 @@ def test_what_is_stopped_tells_each_row_once_and_what_comes_meanwhile_is_labelle
     change(days)
     stopped = job(update=True, changed=True, stop=lambda: True)
     assert stopped.exit_code == 4
-    (days / "e.csv").unlink()  # of a range that this update does not touch
+    (days / "e.csv").unlink()  # the file is in a range that this update does not touch
     write(days, "g.csv", 2)
     resumed = job(resume=True)
     assert resumed.exit_code == 0
     assert resumed.not_read[-1] == "1 file is new since this began: --update labels it"
     with pytest.raises(InterruptedError):
         job(update=True, changed=True, progress=Once(fail))
-    failed = job(resume=True, stop=lambda: True)  # what was in flight may have ended meanwhile
+    failed = job(resume=True, stop=lambda: True)  # chunks that were in flight may have ended meanwhile
     report = job(resume=True)
     assert report.rows_read == verify(tmp_path / "out", input=True).rows_read == 15 + 16 + 15 + 4 + 3
     for labelled in (stopped, resumed, failed, report):
@@ -224,7 +227,7 @@ def test_what_is_stopped_tells_each_row_once_and_what_comes_meanwhile_is_labelle
 
 
 def test_what_it_does_is_said_before_and_after(job: Run, days: Path, tmp_path: Path) -> None:
-    """And only where a range was withdrawn is there a file that earlier builds refuse."""
+    """The folder has a file that earlier builds refuse only if the update withdrew a range."""
     out = tmp_path / "out"
     job()
     write(days, "0.csv", 2)
@@ -233,7 +236,7 @@ def test_what_it_does_is_said_before_and_after(job: Run, days: Path, tmp_path: P
     asked = {"update": True, "changed": True, "model": job.keywords["model"], **KEPT}
     estimate = dry_run(days, out, **asked)
     assert str(estimate.update) == "1 new file, 1 changed, 1 removed; 6 files labelled before"
-    assert (estimate.files, estimate.rows) == (4, 15 + 16 + 15 + 4)  # two of them share ranges with those
+    assert (estimate.files, estimate.rows) == (4, 15 + 16 + 15 + 4)  # two of the files share ranges with the others
     told = dry_run(days, out, **asked | {"changed": False})
     assert [line.partition(":")[0] for line in told.warnings[:2]] == [
         "1 file has changed since its rows were labelled; its labels are the old ones",
@@ -247,7 +250,7 @@ def test_what_it_does_is_said_before_and_after(job: Run, days: Path, tmp_path: P
     assert {name for name, version in versions.items() if version == 5} == {
         name for name in versions if name.startswith("_plan-2-")
     }
-    (days / "e.csv").unlink()  # alone in its ranges: nothing is labelled
+    (days / "e.csv").unlink()  # the file has its ranges to itself, so nothing is labelled
     last = job(update=True, changed=True)
     assert (last.run.rows, last.rows_read) == (0, verify(out, input=True).rows_read)
 
@@ -277,7 +280,7 @@ def test_what_cannot_be_is_refused(job: Run, days: Path, tmp_path: Path) -> None
     job()
     before = contents(tmp_path / "out")
     (days / "a.csv").unlink()
-    (days / "link.csv").symlink_to(days / "nowhere")  # is what cannot be listed gone?
+    (days / "link.csv").symlink_to(days / "nowhere")  # a link that cannot be listed might be a file that is gone
     with pytest.raises(SourceError, match=r"link.csv: No such file .+ not known which files are gone: leave out ch"):
         job(update=True, changed=True)
     with pytest.raises(UsageError, match="changed=True goes with update=True"):
@@ -289,7 +292,7 @@ def test_what_cannot_be_is_refused(job: Run, days: Path, tmp_path: Path) -> None
 
 @pytest.mark.slow
 def test_a_bucket_has_what_a_disk_has(job: Run, days: Path, tmp_path: Path, s3: Folder) -> None:
-    """Also where the update was interrupted."""
+    """An interrupted and resumed update in a bucket gives the same files as well."""
     in_bucket = partial(job, output=s3.url, endpoint=s3.endpoint)
     for run in (job, in_bucket):
         run()
@@ -314,13 +317,13 @@ OF_UNFINISHED = {
 def test_a_job_whose_files_change_before_it_is_finished(
     job: Run, days: Path, small_model_file: Path, tmp_path: Path, moment: str | None
 ) -> None:
-    """What was committed of other files stays, also if that is killed."""
+    """The labels of other files that were committed stay, even if the update is killed."""
     out = tmp_path / "out"
     job()
     manifest = json.loads((out / "_manifest.json").read_text())
     (out / "_manifest.json").write_bytes(to_json(manifest | {"totals": None}))
     for entry in ("_SUCCESS", *(path for path in (out / "_entries").iterdir() if "-000000-" in path.name)):
-        (out / entry).unlink()  # as if it had been killed before
+        (out / entry).unlink()  # as if the job had been killed earlier
     change(days)
     parts = {name: data for name, data in contents(out).items() if name.startswith("parts/")}
     others = {name for name in parts if {*pq.read_table(out / name)["file"].to_pylist()} == {str(days / "e.csv")}}

@@ -1,4 +1,4 @@
-"""What starts in the background is entered and left in one thread; a child process ends with its parent."""
+"""A context in the background starts and ends in one thread, and a child process ends with its parent."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from broadsheet.pipeline.processes.threads import in_background
 
 
 class Cluster:
-    """Notes the threads in which it starts and ends, and the error with which its block ended."""
+    """Records the threads in which it starts and ends, and the error that ended its block."""
 
     def __init__(self, seconds: float = 0.0, fails: Exception | None = None) -> None:
         self.seconds, self.fails = seconds, fails
@@ -78,7 +78,7 @@ def test_a_block_that_fails_while_it_starts_waits_and_ends_it() -> None:
     with pytest.raises(OSError, match="lost") as raised, in_background(cluster.start(), head_start=0):
         plan()
     assert isinstance(cluster.heard, KeyboardInterrupt)
-    assert raised.value.__cause__ is cluster.heard  # the context's own error takes its place, as in a `with`
+    assert raised.value.__cause__ is cluster.heard  # the context's error replaces the block's, as in a `with`
     assert len(cluster.threads) == 2
 
 
@@ -90,7 +90,7 @@ def test_an_error_of_the_start_is_raised_where_it_is_waited_for() -> None:
 
 
 CHILD = "child_of_a_test"
-"""A module that is not ours: what `Child` runs is on the path of this process."""
+"""A module outside the project, which `Child` finds on the path of this process."""
 
 
 @pytest.fixture
@@ -128,12 +128,12 @@ def test_the_last_line_that_a_child_wrote_is_told(child_module: str, capfd: pyte
     with pytest.raises(Closed):
         receive(child.connection)
     assert child.how_it_ended() == "ended with exit code 1: ValueError: no more of it"
-    assert "Traceback" in capfd.readouterr().err  # which is passed on too
+    assert "Traceback" in capfd.readouterr().err  # the child's stderr is passed on too
     child.end()
 
 
 def test_a_child_ends_with_its_parent_however_that_ends(child_module: str) -> None:
-    """Also one that is not reading, but computes."""
+    """A child that computes, and does not read from its parent, ends as well."""
     parent = "import sys; from broadsheet.pipeline.processes.child import Child\n"
     parent += "from broadsheet.pipeline.processes.messages import *\n"
     parent += f"child = Child({child_module!r}); send(child.connection, packed('wait')); receive(child.connection)\n"
@@ -170,7 +170,7 @@ if __name__ == "__main__":
 
 @pytest.mark.slow
 def test_no_process_runs_what_lies_in_the_current_folder(tmp_path: Path) -> None:
-    """Dask's workers and multiprocessing's own helpers neither; but what lies beside a user's script is found there."""
+    """Dask's workers and multiprocessing's helpers do not either. They still find modules beside the user's script."""
     (tmp_path / "own").mkdir()
     (tmp_path / "own" / "mine.py").write_text("def answer():\n    return 42\n")
     script, stubs = tmp_path / "own" / "script.py", tmp_path / "stubs"

@@ -1,4 +1,4 @@
-"""The main job from Python: every source and option, the first rows alone (--limit), and what is refused."""
+"""`classify` from Python: every source and option, only the first rows (--limit), and refused arguments."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_every_source_in_memory_gives_the_same_rows(client: Client, small_model:
     for name, source in sources.items():
         report = classify(source, model=small_model, client=client, chunk_size=40)
         assert report.rows_written == 90, name
-        assert scores_of(report) == scores_of(expected), name  # chunk size decides nothing
+        assert scores_of(report) == scores_of(expected), name  # the chunk size changes no score
     assert expected.to_pandas().columns.tolist() == [
         "file", "row", "label", "score", "n_chars", "truncated", "unknown_chars", "reason"
     ]  # fmt: skip
@@ -102,7 +102,7 @@ def test_truth_by_name_and_by_number(client: Client, small_model: Model) -> None
 
 
 def test_labels_that_name_no_class_are_counted_once(client: Client, small_model: Model, tmp_path: Path) -> None:
-    """Where a block of CSV that was parsed as a whole is cut into chunks, too."""
+    """They are counted once too where a block of CSV, parsed as a whole, is cut into chunks."""
     rows = [f"an article,{'class 1' if i % 3 else 'nonsense'}" for i in range(300)]
     (tmp_path / "in.csv").write_text("\n".join(["text,truth", *rows]) + "\n")
     report = classify(
@@ -209,7 +209,7 @@ def test_parquet_ids_keep_their_types(client: Client, small_model: Model, tmp_pa
     assert pipeline.verify(out).rows_written == 90
 
 
-# --limit: the first rows in input order, of every kind of source, and nothing after them.
+# --limit labels the first rows in input order, for every kind of source, and nothing after them.
 
 
 def rows_of(report) -> list[tuple[str, int]]:
@@ -218,10 +218,10 @@ def rows_of(report) -> list[tuple[str, int]]:
 
 @pytest.fixture
 def files(tmp_path: Path) -> Paths:
-    """40 rows in each of six files; the last cannot be read at all. Row 3 of two of them is bad."""
+    """40 rows in each of six files, where row 3 of two files is bad. The last file cannot be read at all."""
     folder = tmp_path / "in"
     folder.mkdir()
-    lines = [f'"number\n{i}"' if i != 3 else "caf\xe9" for i in range(40)]  # records of several lines
+    lines = [f'"number\n{i}"' if i != 3 else "caf\xe9" for i in range(40)]  # each record takes several lines
     (folder / "a.csv").write_text("text\n" + "\n".join(lines) + "\n", "latin-1")
     pq.write_table(pa.table({"text": [f"number {i}" for i in range(40)]}), folder / "b.parquet", row_group_size=16)
     with gzip.open(folder / "c.jsonl.gz", "wt") as file:
@@ -235,12 +235,12 @@ def files(tmp_path: Path) -> Paths:
 def test_the_first_rows_of_files_of_every_kind(
     client: Client, small_model: Model, files: Paths, tmp_path: Path
 ) -> None:
-    """Wherever the limit falls: within a record file, a row group, a compressed file, at the end of a file."""
+    """The limit may fall within a file of records, a row group or a compressed file, or at the end of a file."""
     order = [(name, row) for name in ("a.csv", "b.parquet", "c.jsonl.gz", "d.txt", "e.jsonl") for row in range(40)]
     for limit in (4, 50, 80, 100, 131):
         report = classify(files, model=small_model, client=client, chunk_size=24, limit=limit)
         assert (report.rows_read, rows_of(report)) == (limit, order[:limit])
-        assert report.exit_code == 0  # the last file was not opened
+        assert report.exit_code == 0  # the job did not open the last file
     everything = classify(files, model=small_model, client=client, chunk_size=24, limit=10_000)
     assert (everything.rows_read, everything.exit_code) == (200, 3)
     first = everything.to_pandas().iloc[:122]
@@ -286,7 +286,7 @@ def test_the_first_rows_in_memory(client: Client, small_model: Model) -> None:
 def test_success_says_whether_another_run_could_do_more(
     client: Client, small_model: Model, tmp_path: Path, case: str, exit_code: int, is_done: bool
 ) -> None:
-    """The table of exit codes in the documentation."""
+    """The cases are those in the documentation's table of exit codes."""
     source = tmp_path / "in"
     source.mkdir()
     rows = "text\n" + "".join(f"some words {i}\n" for i in range(20))

@@ -1,4 +1,4 @@
-"""--dry-run: what a job would take, found without writing anything."""
+"""--dry-run: predicts what a job would take without writing anything."""
 
 from __future__ import annotations
 
@@ -61,7 +61,8 @@ def test_rows_of_a_large_input_are_estimated_from_little_of_it(ag_news: Path, tm
     assert sample.rows == pytest.approx(7 * 48_800, rel=0.03)
     assert sample.chunk.rows_read == pytest.approx(1000, rel=0.2)
     assert not len(sample.chunk.quarantine)
-    assert sample.reading_seconds > 0  # of the compressed file: the others are read by all cores, beside the labelling
+    # Only the compressed file counts. All cores read the other files while the model labels.
+    assert sample.reading_seconds > 0
     plain = Paths([str(tmp_path / f"{number}.csv") for number in range(6)])
     given = identify(plain, 70, 1014, whole_hash=False, by_content=False)
     assert sample_input(given, SELECTION, 1000, None).reading_seconds == 0
@@ -70,7 +71,7 @@ def test_rows_of_a_large_input_are_estimated_from_little_of_it(ag_news: Path, tm
 
 @pytest.mark.slow
 def test_time_is_a_range_and_has_a_price(broadsheet_here: CommandHere, small_model_file: Path, tmp_path: Path) -> None:
-    """The slowest part of the sample is one of long texts."""
+    """The slowest part of the sample has long texts."""
     for name, length in (("a", 1), ("b", 400)):
         (tmp_path / f"{name}.txt").write_text("".join(f"{'word ' * length}{row}\n" for row in range(500)))
     job = ("classify", tmp_path, "-o", tmp_path / "out", "--model", small_model_file)
@@ -91,7 +92,7 @@ def test_time_is_a_range_and_has_a_price(broadsheet_here: CommandHere, small_mod
 
 
 def test_files_of_many_kinds_are_estimated_kind_by_kind(tmp_path: Path) -> None:
-    """Most files are of a kind whose bytes hold few rows; most rows are in few files of another."""
+    """Most files hold few rows for their bytes. Most rows are in a few files of another kind."""
     rng = random.Random(4)
     rows = 0
     for number in range(60):

@@ -1,4 +1,4 @@
-"""`--join`: a template makes the text that is labelled of several columns, in every command, and the model keeps it."""
+"""`--join`: a template makes the text to label from several columns. Every command uses it, and the model stores it."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ ALL_NULL = {"url": None, "title": None, "n": None}
 
 
 def scores(rows: Any, model: Model, **options: Any) -> list[dict[str, Any]]:
-    """The label and the scores of each row."""
+    """Return the label and the scores of each row."""
     table = pa.Table.from_pylist(rows) if isinstance(rows, list) else rows
     labelled = label(table, model=model, scores=True, device="cpu", **options)
     return labelled.select([name for name in labelled.column_names if name not in table.column_names]).to_pylist()
@@ -169,7 +169,7 @@ def test_resume_and_update_go_on_with_the_template_that_the_job_had(
         said = " ".join(refused.stderr.split())
         assert refused.returncode == 2, said
         assert f"add --join '{TEMPLATE}'" in said
-    same = TEMPLATE.replace(r"\n", "\n")  # the same template, with line ends as a script has them
+    same = TEMPLATE.replace(r"\n", "\n")  # the same template with line ends as a script writes them
     updated = broadsheet_in_process(*job, "--join", same, "--device", "cpu", "--update")
     assert updated.returncode == 0, updated.stderr
     resumed = broadsheet_in_process("classify", "-o", str(tmp_path / "out"), "--resume")
@@ -181,12 +181,12 @@ def test_resume_and_update_go_on_with_the_template_that_the_job_had(
 
 
 def trained(command: Command, folder: Path) -> tuple[Path, Path]:
-    """A model that was trained with a template, and rows to test it on."""
+    """Train a model with a template, and return it together with rows to test it on."""
     rows, test, model = folder / "rows.csv", folder / "test.csv", folder / "m.safetensors"
     for file, seed in ((rows, 0), (test, 1)):
         table = articles(120, seed=seed)
         texts = table.column(0).to_pylist()
-        labels = [*table.column(1).to_pylist()[:-9], *["sport"] * 9]  # not all are right
+        labels = [*table.column(1).to_pylist()[:-9], *["sport"] * 9]  # some labels are wrong
         halves = [(text[: len(text) // 2], text[len(text) // 2 :]) for text in texts]
         names = ["head", "body", "topic"]
         pa_csv.write_csv(pa.table([*map(pa.array, zip(*halves, strict=True)), labels], names), file)

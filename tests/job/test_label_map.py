@@ -1,4 +1,4 @@
-"""A job whose true labels are spelled otherwise than the model's classes: a file says which class they stand for."""
+"""Jobs whose true labels have other names than the model's classes: a file maps each label to its class."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_mapped_labels_are_judged_and_the_rest_is_reported(given: Path) -> None:
     report = classify(given / "rows.csv", output=given / "out", model="ag-news", **options)
     assert report.confusion is not None
     assert (report.confusion.rows, report.confusion.without_truth) == (3, 2)
-    assert report.tally.unknown_labels == {"nonsense": 1}  # and not "n/a", which the file leaves out
+    assert report.tally.unknown_labels == {"nonsense": 1}  # "n/a" is missing here, because the file maps it to nothing
     assert report.tally.mapped_labels == {"Bizness": 1, "Sprots": 1, "n/a": 1}
     assert "no row has 1 label of --map-labels: 'Busines'" in report.hints
 

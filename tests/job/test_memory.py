@@ -1,4 +1,4 @@
-"""The memory that a dry run promises, and what the job takes then."""
+"""Compares the memory that a dry run predicts with the memory that the job takes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from broadsheet.pipeline.job.memory import memory_of
 from broadsheet.pipeline.model.loading import load_model
 
 LEAST, MOST = 0.65, 1.6
-"""The estimate as a share of what a job takes at its peak. The work that is done at the same time varies."""
+"""Bounds for the estimate as a share of a job's peak. The peak varies with the work that happens at the same time."""
 
 WORDS = [
     "stocks",
@@ -39,8 +39,9 @@ NGRAMS = ("--network", "none")
 
 
 def peak_of(*arguments: object) -> int:
-    """The most physical memory that the command and all of its processes have together, in bytes, as Linux divides
-    pages among those that share them.
+    """Return the peak of the physical memory that the command and all its processes hold together, in bytes.
+
+    Linux divides shared pages among the processes that share them.
     """
     process, peak = start("broadsheet", *arguments), 0
     while process.poll() is None:
@@ -53,7 +54,7 @@ def peak_of(*arguments: object) -> int:
 
 
 def proportional_bytes(pid: int) -> int:
-    with suppress(OSError):  # it has ended
+    with suppress(OSError):  # the process has ended
         lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
         return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("Pss:"))
     return 0
@@ -68,7 +69,7 @@ def write(path: Path, rows: int, words: int) -> Path:
 @pytest.mark.skipif(not Path("/proc/self/smaps_rollup").exists(), reason="only Linux tells how processes share memory")
 @pytest.mark.parametrize(
     ("rows", "words", "flags"),
-    [  # few rows in the command's own process; many short rows, long rows, two workers; and the network's memory
+    [  # few rows in the command's own process, many short rows, long rows, two workers, the network's memory
         (100, 5, ()),
         pytest.param(400_000, 5, NGRAMS, marks=pytest.mark.slow),
         pytest.param(30_000, 800, NGRAMS, marks=pytest.mark.slow),
@@ -95,7 +96,7 @@ def test_each_part_grows_with_what_it_is_for() -> None:
     assert two.whole > small.whole + two.worker
     long = memory_of([model], 10**9, 0, 10_000.0, 32_768, 1, on_gpu=False)
     assert long.in_flight == memory_of([model], None, 0, 10_000.0, 32_768, 1, on_gpu=False).in_flight
-    assert 512 << 20 <= long.in_flight < 600 << 20  # as much as there is room for
+    assert 512 << 20 <= long.in_flight < 600 << 20  # the most that the budget for chunks in flight allows
     gpu = memory_of([model], 10**6, 0, 100.0, 131_072, 1, on_gpu=True)
     assert gpu.readers >= 1
     assert gpu.whole == gpu.command + gpu.worker + gpu.readers * gpu.reader

@@ -1,4 +1,4 @@
-"""Several jobs in one output folder at once: jobs that differ never both finish, and two runs of one job both do."""
+"""Several jobs in one output folder at once: different jobs never both finish, and two runs of the same job both do."""
 
 from __future__ import annotations
 
@@ -37,7 +37,9 @@ def job(client: Client, small_model: Model, tmp_path: Path) -> Callable[..., Job
 
 
 def test_a_job_whose_folder_another_takes_ends_with_that_message_and_leaves_nothing(job, tmp_path: Path) -> None:
-    """Its chunks in flight are committed, or tried to be, while the other job runs, and one long after it."""
+    """The job tries to commit its chunks in flight while the other job runs, and one more long after that job has
+    ended.
+    """
     out = tmp_path / "out"
     late: list[Entry] = []
 
@@ -58,7 +60,9 @@ def test_a_job_whose_folder_another_takes_ends_with_that_message_and_leaves_noth
 
 
 def test_a_write_is_stopped_however_late_the_folder_is_taken(tmp_path: Path) -> None:
-    """Taken after the check: the temporary file is gone with the old content. Before it: the check finds the claim."""
+    """If the other job comes after the check, it removes the temporary file with the old content. If it comes before,
+    the check finds its claim.
+    """
     store = LocalStore(tmp_path)
     take_over(store, "0" * 16)
     checks = []
@@ -126,7 +130,7 @@ def test_a_job_that_was_killed_as_it_began_is_begun_again(job, tmp_path: Path) -
 
 
 def test_two_resumes_at_once_both_finish(job, tmp_path: Path) -> None:
-    """The second finishes, and removes temporary files, while the first has chunks in flight."""
+    """The second run finishes, and removes temporary files, while the first has chunks in flight."""
     out = tmp_path / "out"
     job(TEXTS)
     whole = contents(out)

@@ -1,4 +1,4 @@
-"""What a message says will help is done, as it is printed: it helps, and costs no more than it must."""
+"""Follows the remedy in each message as it is printed: the remedy works, and labels no more again than it must."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ FLAGS = re.compile(r"--[a-z]+(?:-[a-z]+)*(?: latin-1)?")
 
 
 def lines(name: str) -> bytes:
-    """So many bytes, also compressed, that a file is read by itself."""
+    """Return lines that are large enough, even compressed, for a file to be read on its own."""
     of_name = Random(name)
     rows = (f'{{"text": "café {row} {of_name.randbytes(2500).hex()}"}}\n' for row in range(ROWS))
     return "".join(rows).encode()
@@ -31,7 +31,7 @@ def write(path: Path, data: bytes, moment: int = 1_700_000_000) -> None:
 
 
 class Folder:
-    """Input with two whole files and one that is to be damaged, and the job over it as a command."""
+    """Input with two whole files and room for a damaged one, and a function that runs the job as a command."""
 
     def __init__(self, top: Path, run: CommandHere, model: Path) -> None:
         self.top, self.out = top / "in", top / "out"
@@ -41,13 +41,13 @@ class Folder:
         self._run, self._model = run, model
 
     def run(self, *flags: str, out: Path | None = None) -> tuple[int, str]:
-        """The job with further flags; its exit code, and what it prints on one line."""
+        """Run the job with further flags. Return its exit code and all that it prints, on one line."""
         job = ("classify", self.top, "-o", out or self.out, "--model", self._model, "--chunk-size", ROWS)
         code, said = self._run(*job, *flags)
         return code, " ".join(said.split())
 
     def parts(self) -> dict[str, int]:
-        """The parts of the output, and when each was written."""
+        """Return when each part of the output was written, by its name."""
         return {path.name: path.stat().st_mtime_ns for path in (self.out / "parts").glob("*.parquet")}
 
 
@@ -57,7 +57,7 @@ def folder(tmp_path: Path, broadsheet_here: CommandHere, small_model_file: Path)
 
 
 def damaged_where_it_begins(folder: Folder) -> tuple[str, Callable[[], None]]:
-    """No byte of it can be read, so its format is not known, and it is in no plan."""
+    """Damage the first bytes of a file, so that its format is unknown and no plan has it."""
     path, whole = folder.top / "c.json.gz", gzip.compress(lines("c"))
     write(path, b"\0\0" + whole[2:])
     code, said = folder.run()
@@ -74,7 +74,7 @@ def cut_off(folder: Folder) -> tuple[str, Callable[[], None]]:
 
 
 def read_in_part_and_resumed(folder: Folder) -> tuple[str, Callable[[], None]]:
-    """The user resumes a job that is finished, whose file was repaired."""
+    """Resume a finished job after one of its files was repaired."""
     _, repair = cut_off(folder)
     repair()
     code, said = folder.run("--resume")
@@ -100,7 +100,7 @@ def came_while_it_stood_still(folder: Folder) -> tuple[str, Callable[[], None]]:
 
 
 def with_a_limit(folder: Folder) -> tuple[str, Callable[[], None]]:
-    """Such a job cannot be updated."""
+    """Limit the rows of a job, which then cannot be updated."""
     path, whole = folder.top / "c.jsonl.gz", gzip.compress(lines("c"))
     write(path, whole[:-20])
     code, said = folder.run("--limit", str(4 * ROWS))
@@ -123,11 +123,11 @@ def in_another_encoding(folder: Folder) -> tuple[str, Callable[[], None]]:
         write(folder.top / f"{name}.jsonl", lines(name).decode().encode("latin-1"))
     code, said = folder.run()
     assert code == 3
-    return f"{said} --overwrite", lambda: None  # as the table of exit codes adds
+    return f"{said} --overwrite", lambda: None  # the table of exit codes asks for this flag
 
 
 def unfinish(folder: Folder) -> None:
-    """Make the job one that was killed before some chunks of its first file were committed."""
+    """Put the job into the state of one that was killed before some chunks of its first file were committed."""
     (folder.out / "_SUCCESS").unlink()
     manifest = folder.out / "_manifest.json"
     manifest.write_text(re.sub(r' "totals": \{.*\n \},', ' "totals": null,', manifest.read_text(), flags=re.DOTALL))
@@ -137,7 +137,7 @@ def unfinish(folder: Folder) -> None:
 
 
 def unfinished_and_changed(folder: Folder) -> tuple[str, Callable[[], None]]:
-    """The rest of the job is labelled as well."""
+    """Change a file of an unfinished job. The remedy labels the rest of the job as well."""
     write(folder.top / "c.jsonl", lines("old"))
     assert folder.run()[0] == 0
     unfinish(folder)
@@ -148,7 +148,7 @@ def unfinished_and_changed(folder: Folder) -> tuple[str, Callable[[], None]]:
 
 
 def unfinished_and_limited(folder: Folder) -> tuple[str, Callable[[], None]]:
-    """Such a job cannot be updated."""
+    """Change a file of an unfinished job that has a limit, and so cannot be updated."""
     write(folder.top / "c.jsonl", lines("old"))
     assert folder.run("--limit", str(4 * ROWS))[0] == 0
     unfinish(folder)
@@ -170,7 +170,7 @@ CASES = {
     unfinished_and_changed: (r"(--update --changed) labels the rest and what has changed", True),
     unfinished_and_limited: (r"Start again with (--overwrite)", False),
 }
-"""For each fault the remedy as the message words it, and whether the labels of other files stay as they are."""
+"""For each fault: the message's remedy, and whether the remedy leaves the labels of other files as they are."""
 
 
 @pytest.mark.parametrize("fault", CASES, ids=lambda fault: fault.__name__)
@@ -193,7 +193,7 @@ def test_what_a_message_says_helps(fault: Callable, folder: Folder) -> None:
 
 @pytest.mark.slow
 def test_max_unread_says_how_many_files_without_labels_are_an_error(folder: Folder) -> None:
-    """The job is finished in any case, and names the files."""
+    """The job finishes in any case, and names the files."""
     for name in ("c", "d"):
         write(folder.top / f"{name}.json.gz", b"\0\0" + gzip.compress(lines(name))[2:])
     for number, (flags, expected) in enumerate(

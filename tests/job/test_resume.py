@@ -1,5 +1,7 @@
-"""Jobs killed, starved of disk, interrupted and resumed: nothing lost, and byte for byte the same in the end. And
-trials of benchmarks.chaos.
+"""Jobs that are killed, run out of disk, or are interrupted, and then resumed: no row is lost, and the bytes are the
+same.
+
+The trials of benchmarks.chaos are here too.
 """
 
 from __future__ import annotations
@@ -36,20 +38,22 @@ from broadsheet.pipeline.output.layout import FOLDERS, MANIFEST
 Resume = Callable[[Path], JobReport]
 
 CHUNKS = 16
-"""So many that a process has committed two while others are still to be written."""
+"""Enough chunks for a process to have committed two while others are still to be written."""
 
-STEPS = ["after-temporary", "before-entry"]  # for the others see tests/job/test_resume.py
+STEPS = ["after-temporary", "before-entry"]  # the other steps are in the trials at the end of this file
 
 
 @pytest.fixture(scope="module")
 def job(small_model_file: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[list, Path]:
-    """A job's arguments but for the output folder, and the folder of an undisturbed run of it."""
+    """A job's arguments without the output folder, and the output folder of its undisturbed run."""
     return run_undisturbed(small_model_file, tmp_path_factory.mktemp("job"), rows=10 * CHUNKS, chunk_size=10)
 
 
 @pytest.fixture
 def resume(job, client: Client, small_model_file: Path) -> Resume:
-    """Finish the job of an output folder; the command does so in `test_resume_refuses_another_job_…`."""
+    """A function that finishes the job of an output folder. `test_resume_refuses_another_job_…` does so by
+    the command.
+    """
     given = {"model": small_model_file, "id_column": "text", "chunk_size": 10, "client": client}
     return lambda out: classify(job[0][1], out, resume=True, **given)
 
@@ -61,12 +65,12 @@ def seconds(first=threading.Semaphore(2)):
         time.sleep(0.1)
     return 0
 """
-"""Code of a worker that reads two chunks, and no other until there is a file."""
+"""Code for a worker that reads two chunks, and waits for a file before it reads more."""
 
 
 @pytest.mark.slow
 def test_a_clock_that_is_set_back_ends_a_job_that_stands_still(resume: Resume, job, tmp_path: Path) -> None:
-    """Dask may wait for that clock, as its workers do here for a file."""
+    """Dask may wait by that clock, as its workers here wait for a file."""
     arguments, undisturbed = job
     out, clock, fast, preload = (tmp_path / name for name in ("out", "clock", "fast", "preload.py"))
     preload.write_text(TWO_CHUNKS.format(go_on=str(fast)) + slowed("read", "seconds()"))
@@ -143,7 +147,7 @@ def test_a_limit_on_file_size_is_told_and_nothing_half_written_stays(
     def limit() -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (smallest_part - 1, smallest_part - 1))
 
-    env = {"PYTHONDONTWRITEBYTECODE": "1"}  # Python does not look how much of it could be written
+    env = {"PYTHONDONTWRITEBYTECODE": "1"}  # Python does not check whether it wrote all of a module's bytecode
     run = broadsheet(*arguments, "-o", out, preexec_fn=limit, env=env)
     assert run.returncode == 1
     assert "File too large" in run.stderr
@@ -184,7 +188,7 @@ need_open_files(1, on_gpus=True)
 def test_an_interrupted_job_ends_cleanly_and_says_how_to_go_on(
     broadsheet_here: CommandHere, job, tmp_path: Path, number: int
 ) -> None:
-    """By a command that says all that is needed, wherever it is given."""
+    """The message names a complete command, which works in any folder."""
     arguments, undisturbed = job
     out = tmp_path / "it's out"
     slow = tmp_path / "slow.py"
@@ -193,12 +197,12 @@ def test_an_interrupted_job_ends_cleanly_and_says_how_to_go_on(
         *("broadsheet", *arguments, "-o", out, "--workers", 1),
         env={"DASK_DISTRIBUTED__WORKER__PRELOAD": str(slow)},
         start_new_session=True,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),  # a script may have it ignored
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),  # a script may ignore SIGINT
     )
     try:
         wait_until(lambda: committed(out) or process.poll() is not None)
         assert process.poll() is None, process.communicate()
-        os.killpg(process.pid, number)  # as a terminal does: every process of the job gets it
+        os.killpg(process.pid, number)  # every process of the job gets the signal, as from a terminal
         output, errors = process.communicate(timeout=240)
         assert process.returncode == 1
         assert "interrupted; what is committed in" in errors
@@ -344,7 +348,7 @@ def test_verify_finds_any_damage(broadsheet_in_process: Command, job, tmp_path: 
     data = bytearray((undisturbed / part).read_bytes())
     data[len(data) // 2] ^= 1
     (damaged("flipped") / part).write_bytes(data)
-    run = broadsheet_in_process("verify", tmp_path / "flipped")  # the others through what it calls
+    run = broadsheet_in_process("verify", tmp_path / "flipped")  # the other cases call the function behind the command
     assert run.returncode == 1
     assert f"{part} is damaged" in run.stderr
     assert "Traceback" not in run.stderr
@@ -363,10 +367,10 @@ def test_verify_finds_any_damage(broadsheet_in_process: Command, job, tmp_path: 
     assert "does not exist" in message(tmp_path / "nothing")
 
 
-# Trials of benchmarks.chaos with fixed seeds: whatever happens to a job, its output is whole or its user is told.
+# Trials of benchmarks.chaos with fixed seeds: whatever happens to a job, its output is whole or the job reports it.
 
 
-# By which each job is small, and disturbed in its middle.
+# With these seeds each job is small, and is disturbed in its middle.
 SEEDS = {
     processes.kill_workers: 49,
     processes.kill_client: 2,
@@ -401,7 +405,7 @@ def test_a_disturbed_job_is_whole_or_its_user_is_told(kind: Kind, jobs: list[Job
 
 
 def record_of(trial: dict[str, Any], folder: Path, job: Job) -> str:
-    """All that a trial left, in full: nobody can look into the folder of a run in CI."""
+    """Return all that a trial left, in full, because nobody can look into the folder of a run in CI."""
     here, there = contents(folder / "out"), contents(job.folder / "out")
     unlike = sorted(name for name in here.keys() | there.keys() if here.get(name) != there.get(name))
     sizes = [f"{name}: {len(here.get(name, b''))} bytes, undisturbed {len(there.get(name, b''))}" for name in unlike]

@@ -1,4 +1,4 @@
-"""Jobs in shares without a cluster: divided the same way everywhere, preempted, and made one in the end."""
+"""Jobs in shares without a cluster: every machine divides them alike, they may be preempted, and a merge joins them."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_files_are_divided_by_size_the_same_way_in_any_order(sizes: Sequence[int
 
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Three files, fewer than shares. In the second, an id that the types of the first do not hold."""
+    """Three files, which are fewer than the shares. The second has ids of another type than the first."""
     folder = tmp_path_factory.mktemp("corpus") / "in"
     folder.mkdir()
     for number, rows in enumerate((50, 90, 20)):
@@ -78,7 +78,7 @@ def rows_of(folder: Path) -> list[dict]:
 
 @pytest.mark.slow
 def test_the_shares_of_a_job_become_one_dataset(corpus: Path, shares: list[Path], options: dict, tmp_path: Path):
-    """With the rows of a job that was not divided, and no byte copied; it goes on like any other job."""
+    """The merged dataset has the rows of an undivided job, copies no bytes, and goes on like any other job."""
     out = tmp_path / "out"
     classify(corpus, tmp_path / "whole", **options)
     totals = merge(reversed(shares), out)
@@ -109,7 +109,7 @@ def test_a_merge_that_was_interrupted_is_finished_as_if_it_had_not_been(shares: 
     out = tmp_path / "out"
     merge(shares, out)
     entries, parts = (sorted((out / name).rglob("part-*")) for name in ("_entries", "parts"))
-    for path in (*entries[::3], *parts[1::3], out / "_SUCCESS"):  # an entry without its part, a part without its entry
+    for path in (*entries[::3], *parts[1::3], out / "_SUCCESS"):  # so an entry lacks its part, and a part its entry
         path.unlink()
     with pytest.raises(OutputError, match="not finished"):
         verify(out)
@@ -118,7 +118,7 @@ def test_a_merge_that_was_interrupted_is_finished_as_if_it_had_not_been(shares: 
         assert contents(out) == contents(tmp_path / "whole")
     damaged = next((out / "parts").iterdir())
     data = damaged.read_bytes()
-    damaged.unlink()  # as it is the share's file, too
+    damaged.unlink()  # unlinked first, because the share has the same file
     damaged.write_bytes(data[:-9] + b"x" + data[-8:])
     with pytest.raises(OutputError, match="is damaged"):
         verify(out)
@@ -175,8 +175,9 @@ def test_what_is_not_one_whole_job_is_not_merged(
 
 @pytest.mark.slow
 def test_a_preempted_share_goes_on_with_its_own_files(small_model_file: Path, tmp_path: Path) -> None:
-    """By SIGTERM, as a spot machine or a scheduler sends it; the chunk that was computed is given back. Files that have
-    come since are left alone, though they would be divided otherwise.
+    """The share gets SIGTERM, as a spot machine or a scheduler sends it, and gives back the chunk that it has computed.
+
+    It ignores files that have come since, although they would change how the job is divided.
     """
     folder = tmp_path / "in"
     folder.mkdir()

@@ -1,4 +1,4 @@
-"""Servers that do not answer while a job is planned: what it waits for is said, and Ctrl-C and SIGTERM are heard."""
+"""Servers that do not answer while a job is planned: the job says what it waits for, and obeys Ctrl-C and SIGTERM."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from commands import start
 from s3 import KEYS
 
 SECONDS = 45
-"""Less than any request may take, and more than it takes to end a process on a busy machine."""
+"""Shorter than the timeout of any request, and longer than a busy machine takes to end a process."""
 
 
 class Slow(ThreadingHTTPServer):
-    """Answers nothing until it is closed, or that it is overloaded; but for the first byte of what is called `told`."""
+    """Never answers, or answers that it is overloaded. It only serves the first byte of paths that contain `told`."""
 
     daemon_threads = True
 
@@ -66,7 +66,7 @@ def slow(request: pytest.FixtureRequest) -> Iterator[Slow]:
     ("place", "number"),
     [
         ("web", signal.SIGINT),
-        pytest.param("planned", signal.SIGTERM, marks=pytest.mark.slow),  # a cluster starts meanwhile
+        pytest.param("planned", signal.SIGTERM, marks=pytest.mark.slow),  # a cluster starts at the same time
         pytest.param("object", signal.SIGTERM, marks=pytest.mark.slow),
         pytest.param("folder", signal.SIGINT, marks=pytest.mark.slow),
         pytest.param("output", signal.SIGINT, marks=pytest.mark.slow),

@@ -1,4 +1,4 @@
-"""A folder that grows: `--update` labels the files that are new, once, however often it is killed or run."""
+"""Folders that grow: `--update` labels new files once, however often the job is killed or repeated."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ Run = Callable[..., JobReport]
 
 
 def add(folder: Path, *names: str, rows: int = 12, header: str = "id,kind,text") -> None:
-    """Files of so many rows, one of them bad. The time of each is always the same."""
+    """Write files with `rows` rows each, the last of which is bad. All files get the same modification time."""
     for name in names:
         lines = [f"{i},class {i % 4},{name} {i} {'text ' * (i % 7)}\n" for i in range(rows - 1)]
         (folder / name).write_text(f"{header}\n{''.join(lines)}{rows}\n")
@@ -56,9 +56,9 @@ def job(client: Client, small_model: Model, days: Path, tmp_path: Path) -> Run:
 
 
 def test_each_night_adds_what_is_new_and_nothing_else(job: Run, days: Path, tmp_path: Path) -> None:
-    """A file that is new comes before those that are there by name, and shares no group with them."""
+    """The new file a.csv sorts before the files that are already labelled, and shares no group with them."""
     out = tmp_path / "out"
-    first = job(update=True)  # the first night there is no folder yet
+    first = job(update=True)  # no output folder exists on the first night
     assert (first.rows_read, first.exit_code) == (24, 0)
     before = contents(out)
     add(days, "a.csv", "z.csv")
@@ -81,7 +81,7 @@ def test_each_night_adds_what_is_new_and_nothing_else(job: Run, days: Path, tmp_
         assert rows == [(46, 46)]
     assert verify(out, input=True).rows_read == 51
     whole = contents(out)
-    for name in (min(names), max(names)):  # of the job, and of its last update
+    for name in (min(names), max(names)):  # one part of the job, and one of its last update
         (out / name).write_bytes(b"")
     with pytest.raises(OutputError, match="resume=True repairs this"):
         verify(out)
@@ -117,7 +117,7 @@ def test_nothing_new_is_said_at_once_and_what_has_changed_or_gone_is_told(
     )
     assert changed.to_dict()["update"]["changed"] == (str(days / "b.csv"),)
     assert {name: (out / name).stat().st_mtime_ns for name in contents(out)} == whole
-    (out / "_SUCCESS").unlink()  # as if it was killed between the totals and that
+    (out / "_SUCCESS").unlink()  # as if the job was killed after it wrote the totals and before _SUCCESS
     job(update=True, client=no_client)
     assert (out / "_SUCCESS").exists()
     with pytest.raises(SourceError, match=r"1 file has changed .*stops here"):
@@ -139,7 +139,7 @@ def test_what_cannot_be_listed_is_told_by_each_update_and_counted_once(job: Run,
 def test_what_could_not_be_read_is_read_again_by_a_resume(
     client: Client, small_model: Model, days: Path, tmp_path: Path, s3: Folder, proxy: Proxy
 ) -> None:
-    """Of the job and of its update, each from the first chunk on that it changes."""
+    """The resume repeats both the job and its update, each from the first chunk that the file changes."""
     denied = ["c.csv", "e.csv"]
     proxy.decide = lambda method, path: 403 if method == "GET" and path.endswith(tuple(denied)) else None
     outs = {"told": proxy.url, "undisturbed": s3.endpoint}
@@ -172,7 +172,7 @@ def test_a_job_that_is_another_is_refused_and_one_that_is_not_finished_is_contin
     assert job(stop=lambda: True).exit_code == 4
     add(days, "d.csv")
     shutil.copytree(tmp_path / "out", tmp_path / "copy")
-    resumed = job(resume=True)  # what came since is left to the update
+    resumed = job(resume=True)  # leaves the new file to the update
     assert (resumed.rows_read, resumed.exit_code) == (24, 0)
     assert resumed.not_read == ["1 file is new since this began: --update labels it"]
     for options, named in (
@@ -192,7 +192,7 @@ def test_a_job_that_is_another_is_refused_and_one_that_is_not_finished_is_contin
     assert job(update=True).rows_read == 36
     assert (
         classify(days, tmp_path / "copy", update=True, **job.keywords).rows_read == 36
-    )  # the job first, then the update
+    )  # finishes the job first, then updates it
     check_whole(tmp_path / "copy", tmp_path / "out")
 
 
@@ -200,7 +200,7 @@ def test_a_job_that_is_another_is_refused_and_one_that_is_not_finished_is_contin
 def test_an_update_that_is_killed_is_continued_and_equals_an_undisturbed_one(
     broadsheet: Command, small_model_file: Path, days: Path, tmp_path: Path, client: Client
 ) -> None:
-    """What came since it was killed is labelled by the update after it, in the same command."""
+    """The next update labels the files that came after the kill, in the same command."""
     out, other, flag = tmp_path / "out", tmp_path / "undisturbed", tmp_path / "killed"
     run = partial(classify, days, model=small_model_file, client=client, **KEPT, where="n_chars > 12")
     run(other)

@@ -1,4 +1,4 @@
-"""Every kernel is compiled for every architecture, which needs no GPU; and the cache that keeps them."""
+"""Every kernel is compiled for every architecture, which needs no GPU; and the cache of compiled kernels."""
 
 from __future__ import annotations
 
@@ -48,23 +48,23 @@ GENERATIONS = {
 }
 REGISTERS_OF_A_BLOCK = 65_536
 NGRAMS = {4: (Kinds(2, (2, 5), 1014), 20), 1000: (Kinds(1, (1, 4), 16_384), 16)}
-"""By the number of classes: as training chooses them for AG News, and the most that a kernel takes."""
+"""Settings by number of classes: those that training chooses for AG News, and the largest that a kernel supports."""
 FIRST_OF_A_GENERATION = ("sm_75", "sm_80", "sm_90")
 
 
 COLUMNS = (2, 4, 8, 16, 60, 256)
-"""Of tables of fastText's."""
+"""The columns of fastText's tables."""
 
 WIDTHS = ((384, 12), (768, 12), (2048, 32))
-"""Of encoders, and how many heads."""
+"""The widths of encoders, and their numbers of heads."""
 
 GROUP = 9
-"""Rows that a thread block of training computes."""
+"""The number of rows that a thread block of training computes."""
 
 
 def kernels_for(architecture: str) -> list[tuple[Kernel, str]]:
-    """Of the published frame; on the first architecture of a generation also of the largest alphabet and most classes.
-    Those of several layers once.
+    """Return the kernels of the published frame, and on the first architecture of a generation also those of the
+    largest alphabet and most classes. A kernel that several layers use comes once.
     """
     found = {}
     shapes = [(70, 4, "text"), (70, 4, "dense")]
@@ -101,8 +101,9 @@ def kernels_for(architecture: str) -> list[tuple[Kernel, str]]:
 
 @pytest.fixture(scope="module")
 def cache() -> Path:
-    """It stays, for every checkout of this user: a kernel is found there by its source, all that this includes, options
-    and compiler.
+    """A cache that all checkouts of this user share and keep.
+
+    The key of a kernel is its source with all that it includes, the options, and the compiler.
     """
     return cache_folder() / "tests"
 
@@ -146,7 +147,7 @@ def test_a_kernel_launched_otherwise_than_it_is_laid_out_does_not_compile(
 
 
 def test_the_report_of_a_spilling_kernel_is_read(cache: Path, tmp_path: Path) -> None:
-    """The check above is worth nothing if a spill passes unseen."""
+    """The check above is worth nothing if it misses a spill."""
     source = """
     __global__ void __launch_bounds__(1024, 2) spilling(float* x) {
         float kept[64];
@@ -195,7 +196,7 @@ def test_a_damaged_file_of_the_cache_is_compiled_anew(compiled: Callable[[], Cub
         assert file.read_bytes().endswith(code)
     forged = b'{"symbol": "kernel", "log": ""}\nnot what was compiled'
     file.write_bytes(hashlib.sha256(forged).hexdigest().encode() + b"\n" + forged)
-    file.chmod(0o666)  # so another user may have written it
+    file.chmod(0o666)  # another user may now have written the file
     assert compiled().code == code
     inode = file.stat().st_ino
     assert compiled().code == code
@@ -203,7 +204,7 @@ def test_a_damaged_file_of_the_cache_is_compiled_anew(compiled: Callable[[], Cub
     assert (file.stat().st_mode & 0o777, file.parent.stat().st_mode & 0o777) == (0o600, 0o700)
 
 
-# A folder that its group may write to, and one that everybody may.
+# A folder that its group may write to, and one that everybody may write to.
 @pytest.mark.parametrize("mode", [0o770, 0o707])
 def test_a_cache_that_others_may_write_to_is_not_used(mode: int, compiled: Callable[[], Cubin], tmp_path: Path) -> None:
     code = compiled().code
@@ -224,7 +225,7 @@ def test_a_cache_of_another_user_is_not_used(compiled: Callable[[], Cubin], tmp_
 
 
 def test_the_compiler_is_named_with_its_patch() -> None:
-    """Two patches of one release may compile to other code."""
+    """Two patches of one release may compile to different code."""
     from cuda.bindings import nvrtc
 
     _, major, minor = nvrtc.nvrtcVersion()
@@ -245,7 +246,7 @@ def test_processes_that_start_at_once_compile_once(tmp_path: Path) -> None:
         subprocess.Popen([sys.executable, "-c", script], env=environment, stdout=subprocess.PIPE, text=True)
         for _ in range(4)
     ]
-    # A second compilation would be renamed into place, and the file would be another one for whoever looked before.
+    # A second compilation would replace the file, and the processes would see different files.
     assert len({process.communicate(timeout=240)[0] for process in started}) == 1
     assert len(list(tmp_path.glob("*.kernel"))) == 3
     assert all(process.returncode == 0 for process in started)
@@ -278,7 +279,7 @@ def test_kernels_are_chosen_by_compute_capability() -> None:
         ("auto", "int8", (7, 0)),
         ("simt", "int8", (9, 0)),
         ("sm75", "int8", (10, 0)),
-        ("sm75", "auto", (7, 5)),  # int8 is never chosen
+        ("sm75", "auto", (7, 5)),  # int8 is never chosen automatically
     ):
         with pytest.raises(UsageError):
             choose_generation(kernels, precision, capability)

@@ -1,5 +1,5 @@
-"""The kernels that read CSV and plain text, compiled for the CPU: what they accept has the same records and the same
-values as the host's reader finds, and what they leave to it alone is read as it would be among the others.
+"""The kernels that read CSV and plain text, compiled for the CPU. What they accept has the records and values that the
+host's reader finds, and the records that they leave to the host alone are read as they would be among the others.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Fields(ctypes.Structure):
 
 
 class Block(NamedTuple):
-    """What the kernels say of a block: the first byte and the bytes of each record, and what they read of it."""
+    """What the kernels find in a block: the first byte and the size of each record, and the values that they read."""
 
     begins: NDArray[np.uint32]
     sizes: NDArray[np.uint32]
@@ -52,14 +52,14 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
 
 
 def csv(delimiter: str = ",", quote: str = '"') -> Csv:
-    """The format of a file with `COLUMNS`."""
+    """Return the format of a file with `COLUMNS`."""
     return Csv(columns=COLUMNS, delimiter=delimiter, quote=quote, cr_ends=False)
 
 
 def on_cpu(
     library: ctypes.CDLL, form: RecordFormat, data: bytes, selection: Selection, longest: int = 1 << 20
 ) -> Block | None:
-    """What the kernels find in a block; None where it ends within quotes, or that is not certain."""
+    """Return what the kernels find in a block, or None where it may end within quotes."""
     block = np.frombuffer(data, np.uint8)
     is_csv = isinstance(form, Csv)
     quote, delimiter = -1, -1
@@ -94,7 +94,7 @@ def on_cpu(
 
 
 def on_host(form: RecordFormat, data: bytes, selection: Selection) -> tuple[Records, Chunk]:
-    """What the host's reader finds."""
+    """Return what the host's reader finds."""
     split = form.split(data, False)
     assert split.consumed == len(data), data
     records = Records(data, split.starts, split.ends, split.starts, split.problems)
@@ -102,7 +102,9 @@ def on_host(form: RecordFormat, data: bytes, selection: Selection) -> tuple[Reco
 
 
 def told(chunk: Chunk, numbers: Sequence[int] | None = None) -> dict[int, object]:
-    """What is known of each row, by its number; numbers: those to give them in place of their own."""
+    """Return all that a chunk says about each row, by its number. numbers: row numbers to use instead of the chunk's
+    own.
+    """
     assert isinstance(chunk.text, pa.Array)
     rows = chunk.rows.drop_columns("row").to_pylist()
     counts = [None] * len(rows) if chunk.n_chars is None else chunk.n_chars.tolist()
@@ -116,8 +118,8 @@ def told(chunk: Chunk, numbers: Sequence[int] | None = None) -> dict[int, object
 
 
 def check(library: ctypes.CDLL, form: RecordFormat, data: bytes, selection: Selection) -> tuple[int, int] | None:
-    """Hold what the kernels find to the host. How many records they read, and how many they leave to the host; None
-    where the whole block is left to it.
+    """Assert that the kernels find what the host finds. Return how many records they read, and how many they leave to
+    the host, or None where they leave it the whole block.
     """
     found = on_cpu(library, form, data, selection)
     if found is None:
@@ -184,7 +186,7 @@ def drawn_field(chance: random.Random, form: Csv) -> str:
 
 
 def drawn_block(chance: random.Random, form: Csv, is_good: bool = False) -> bytes:
-    """Records such as people have; if they need not be good, sometimes too short, or with a few bytes changed."""
+    """Return realistic records. Unless they have to be good, some are too short, or have a few bytes changed."""
     lines = []
     for _ in range(chance.choice([1, 2, 5, 20])):
         fields = len(COLUMNS) if is_good or chance.random() < 0.97 else chance.randrange(1, 8)
@@ -234,7 +236,7 @@ def test_rows_that_people_write_are_not_left_to_the_host(library: ctypes.CDLL, d
 @pytest.mark.parametrize("record", [b'a,b,5" of "rain,c,d', b'a,b, "x",c,d', b'a,b,x",c,"d"', b'"",b"","""",c,"d""e"'])
 def test_a_quote_in_the_middle_of_a_field_is_a_character(library: ctypes.CDLL, record: bytes) -> None:
     for form in (csv(), csv(quote="")):
-        for length in range(0, 60, 3):  # so that it is anywhere in a span
+        for length in range(0, 60, 3):  # puts the record at any position in a span
             beside = b"1,2,before and after" + length * b'"' + b",3,4\n"
             assert check(library, form, beside + record + b"\n" + beside, SELECTION) == (3, 0)
 
@@ -243,7 +245,7 @@ def test_a_quote_in_the_middle_of_a_field_is_a_character(library: ctypes.CDLL, r
     "record", [b'a,b,"x\n",c', b'a,b,"x,c,d', b"a,b,x" + b'"' * 200 + b",c,d", b'a,b,"' + b'""' * 200 + b'",c,d']
 )
 def test_where_it_is_not_clear_what_a_record_is_the_host_reads_all(library: ctypes.CDLL, record: bytes) -> None:
-    """As where a quote is left open, or is one of more than a span has bytes."""
+    """A quote is left open, or a run of quotes is longer than a span."""
     beside = b"1,2,before and after,3,4\n"
     assert check(library, csv(), beside + record + b"\n" + beside, SELECTION) is None
 

@@ -1,6 +1,6 @@
-"""The order in which kernels read an encoder's weights: what products and their epilogues make of it, in NumPy.
+"""The order in which kernels read an encoder's weights: what their products and epilogues compute from it, in NumPy.
 
-The kernels themselves need a GPU (tests/engine/test_families_gpu.py); here their arithmetic is written out.
+The kernels themselves need a GPU (tests/engine/test_families_gpu.py). This module writes out their arithmetic.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ SHAPES = {"a tile has 128 outputs": (128,), "a tile has 192 outputs, or 128": (1
 
 
 def drawn(width: int, heads: int, inner: int, **settings: Any) -> Encoder:
-    """An encoder of one layer with random weights; nothing of it divides by a tile."""
+    """Return an encoder of one layer with random weights, none of whose sizes a tile divides."""
     rng = np.random.default_rng(0)
     gated = settings.get("is_gated", False)
     sizes = {"queries": (width, 3 * width), "mix": (width, width), "outer": (inner, width)}
@@ -111,8 +111,8 @@ def test_a_row_of_distances_is_that_of_its_query_and_key(tokens: int) -> None:
 def test_lanes_bring_each_score_its_terms() -> None:
     """sm80/distances.cu: a warp has the products of 16 queries, and of 64 keys, with 80 distances, in blocks of eight.
 
-    A lane has two neighbouring columns of a row of each block. What lies at (i, 16 + j - i) of the first, and at
-    (16 + j - i, j) of the second, comes to the lane that has score (i, j).
+    A lane has two neighbouring columns of a row of each block. The values at (i, 16 + j - i) of the first product and
+    at (16 + j - i, j) of the second move to the lane that has score (i, j).
     """
     rng = np.random.default_rng(0)
     by_key, by_query = rng.normal(size=(16, 80)), rng.normal(size=(80, 64))
@@ -154,7 +154,7 @@ def test_a_width_gets_the_tile_with_the_least_to_fill_up() -> None:
 
 
 def test_angles_are_those_of_their_formula() -> None:
-    """Su et al., "RoFormer" (2021): at place p pair i of d / 2 turns by p / base ** (2 i / d)."""
+    """Su et al., "RoFormer" (2021): at position p, pair i of d / 2 turns by p / base ** (2 i / d)."""
     found = turns(Rotary(10_000.0), 8, 50)
     place, pair = np.indices((50, 4))
     angle = place / 10_000.0 ** (2 * pair / 8)

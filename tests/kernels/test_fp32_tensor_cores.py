@@ -1,5 +1,5 @@
-"""fp32 on tensor cores: two fp16 parts a number, whose error is shown by a twin of the kernels in NumPy; and the
-kernels.
+"""fp32 on tensor cores with two fp16 parts for each number: a NumPy twin of the kernels shows the error, and the
+kernels are compared with it.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def test_the_twin_is_as_accurate_as_fp32(weights: str, frame: Frame) -> None:
 
 
 def test_sums_of_a_tensor_core_must_be_short(small_model: Model) -> None:
-    """Without promotion to fp32 registers what each step drops adds up."""
+    """Without promotion to fp32 registers, the bits that each step drops add up."""
     ids = ids_of(small_model, random_texts(4, 3))
     true = exact.logits(small_model, ids)
     errors = [error(logits(small_model, ids, steps), true) for steps in (1, 2, 1 << 20)]
@@ -69,7 +69,9 @@ def test_sums_of_a_tensor_core_must_be_short(small_model: Model) -> None:
 
 
 def rescaled(model: Model, seed: int) -> Model:
-    """The same function: each channel of block 2 is larger by a power of two, and the weights that read it smaller."""
+    """Return the same function with channels of block 2 scaled by powers of two, and the weights that read them scaled
+    back.
+    """
     rng = np.random.default_rng(seed)
     powers = 2.0 ** rng.integers(-30, 30, model.tensors["conv2.bias"].shape)
     tensors = dict(model.tensors)
@@ -85,7 +87,7 @@ def test_activations_beyond_fp16_keep_every_bit(small_model: Model) -> None:
 
 
 def test_what_no_part_can_hold_has_no_score(small_model: Model) -> None:
-    """Scales that are 2^12 too large make parts infinite, and what is too small for its parts is not scored either."""
+    """Scales that are 2^12 too large make parts infinite, and values too small for their parts get no score either."""
     ids = ids_of(small_model, random_texts(5, 2))
     weights = reference.prepare(small_model)
     parts = split.prepare(weights)
@@ -94,7 +96,7 @@ def test_what_no_part_can_hold_has_no_score(small_model: Model) -> None:
     assert np.isnan(split_twin.forward(ids, weights, replace(parts, least_variance=1e6))).all()
 
 
-# fp32 on tensor cores, on a GPU: what two fp16 parts cannot hold, and the bits of a layer beside its twin.
+# fp32 on tensor cores, on a GPU: values that two fp16 parts cannot hold, and the bits of a layer beside its twin.
 
 
 on_each_stack = pytest.mark.parametrize("stack", SPLIT_STACKS, ids="-".join)
@@ -111,7 +113,7 @@ def scores(model: Model, stack: tuple[str, str], texts: Texts) -> np.ndarray:
 @needs_gpu
 @on_each_stack
 def test_logits_are_those_of_the_twin(stack: tuple[str, str], small_model: Model) -> None:
-    """Nearer to each other than to float64, if the twin's sums are those of this GPU; never far in any case."""
+    """If the twin sums as this GPU does, the two are nearer to each other than to float64. They are never far apart."""
     texts = Texts.of(random_texts(3, 40))
     ids = encode(texts.data, texts.offsets, small_model.alphabet, small_model.length).ids
     weights = reference.prepare(small_model)
@@ -129,7 +131,7 @@ def test_logits_are_those_of_the_twin(stack: tuple[str, str], small_model: Model
 @needs_gpu
 @on_each_stack
 def test_activations_far_beyond_fp16_keep_every_bit(stack: tuple[str, str], small_model: Model) -> None:
-    """Scales are powers of two, so these models give the same bits, and no article goes another way."""
+    """Scales are powers of two, so these models give the same bits, and every article takes the same path."""
     texts = Texts.of(random_texts(6, 300))
     plain = scores(small_model, stack, texts)
     assert np.isfinite(plain).all()
@@ -140,7 +142,9 @@ def test_activations_far_beyond_fp16_keep_every_bit(stack: tuple[str, str], smal
 @needs_gpu
 @on_each_stack
 def test_simt_takes_over_what_parts_cannot_hold(stack: tuple[str, str], small_model: Model) -> None:
-    """Block 3's scales on the GPU are made far too large, so its parts are infinite: all articles still have scores."""
+    """The test makes block 3's scales on the GPU far too large, so that its parts are infinite. All articles get
+    scores.
+    """
     texts = Texts.of(random_texts(6, 100))
     engine, simt = opened_for(small_model, *stack), opened_for(small_model, "simt", "fp32")
     plain = engine.classify(texts, all_scores=True).all_scores
@@ -161,7 +165,7 @@ def test_simt_takes_over_what_parts_cannot_hold(stack: tuple[str, str], small_mo
     + [("fc1.weight", 3e38), ("fc2.weight", 3e38), ("fc3.weight", 3e38), ("conv2.weight", 1e-30)],
 )
 def test_a_label_is_right_or_missing(stack: tuple[str, str], tensor: str, largest: float, small_model: Model) -> None:
-    """Where fp32 itself overflows, scaled parts may not, and their label is then right."""
+    """Where fp32 itself overflows, scaled parts may not, and then their label is right."""
     model = grown(small_model, tensor, largest, "mixed")
     texts = Texts.of([text for text in random_texts(5, 60) if len(text) > 20])
     ids = encode(texts.data, texts.offsets, model.alphabet, model.length).ids

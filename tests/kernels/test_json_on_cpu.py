@@ -1,4 +1,4 @@
-"""The kernels that read JSON, compiled for the CPU: whatever they accept has the same values as the host reads."""
+"""The kernels that read JSON, compiled for the CPU: for all that they accept, the host reads the same values."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def on_cpu(library: ctypes.CDLL, lines: Sequence[bytes], selection: Selection, l
 
 
 def on_host(line: bytes, selection: Selection) -> dict[str, str | None] | None:
-    """The values of a line; None where the host does not read it, or has more to say of it."""
+    """Return the values of a line, or None where the host refuses it or has a remark about it."""
     try:
         row, not_copied = _parse_line(line, selection)
     except ValueError:
@@ -61,7 +61,7 @@ def on_host(line: bytes, selection: Selection) -> dict[str, str | None] | None:
 
 
 def check(library: ctypes.CDLL, lines: Sequence[bytes], selection: Selection) -> int:
-    """Hold what the kernels read to the host; how many lines they have read."""
+    """Assert that the kernels read what the host reads. Return how many lines they have read."""
     accepted = 0
     for line, read in zip(lines, on_cpu(library, lines, selection), strict=True):
         if read.values is None:
@@ -111,7 +111,7 @@ def drawn_object(chance: random.Random, members: int, depth: int = 0) -> str:
 
 
 def drawn_line(chance: random.Random) -> bytes:
-    """A line such as people have, sometimes with a few bytes changed."""
+    """Return a realistic line, sometimes with a few bytes changed."""
     pairs = [f'"text":{chance.choice(["", " "])}{json.dumps("".join(chance.choices(PIECES[:12], k=40)))}']
     pairs += [f'"label": {json.dumps(chance.choice(["Sports", "é", "a b", None, 3]))}']
     for name in ("id", "a", "x", "text"):
@@ -159,7 +159,7 @@ def test_lines_that_people_write_are_not_left_to_the_host(library: ctypes.CDLL) 
 
 
 def nested(chance: random.Random, keys: Sequence[str], depth: int = 0) -> str:
-    """An object whose keys differ, as other programs write it, with any white space and any escapes."""
+    """Return an object with distinct keys, as other programs write it, with any white space and any escapes."""
 
     def space() -> str:
         return chance.choice(["", "", " ", "\t"])
@@ -204,7 +204,7 @@ def test_objects_and_arrays_are_written_as_the_host_writes_them(library: ctypes.
 def test_a_key_that_occurs_twice_in_an_object_is_left_to_the_host(
     library: ctypes.CDLL, value: str, is_read: bool
 ) -> None:
-    """But not where another value of the line follows it, in its place."""
+    """The kernel reads the line if another value of the column follows and replaces it."""
     selection = Selection(kept_columns=("m",))
     assert check(library, [f'{{"text": "a", "m": {value}}}'.encode()], selection) == is_read
     assert check(library, [f'{{"text": "a", "m": {{"a": 1}}, "m": {value}}}'.encode()], selection) == is_read
@@ -241,5 +241,5 @@ def test_white_space_is_what_arrow_takes_for_it(library: ctypes.CDLL) -> None:
     out = np.full(len(texts), 7, np.uint8)
     library.blank(at(data), at(offsets), len(texts), at(out))
     expected = pc.or_(pc.utf8_is_space(texts), pc.equal(texts, "")).to_numpy(zero_copy_only=False)
-    expected[-1] = False  # as on the host, what does not begin with a space or control of ASCII is not looked at
+    expected[-1] = False  # as on the host, only texts that begin with an ASCII space or control are examined
     assert (out.view(np.bool_) == expected).all()

@@ -1,4 +1,4 @@
-"""The tables that stand in for block 1's weights in the CUDA kernels, against block 1 itself in float64."""
+"""The tables that replace block 1's weights in the CUDA kernels, compared with block 1 itself in float64."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def weights() -> reference.Weights:
 
 
 def block_one(weights: reference.Weights, ids: NDArray[np.uint8]) -> NDArray[np.float64]:
-    """[windows, channels] before the norm."""
+    """Return block 1's output before the norm, [windows, channels]."""
     table, windows = weights.table.astype(np.float64), len(ids) - len(weights.table) + 1
     return weights.bias["conv1"] + sum(table[tap, ids[tap : tap + windows]] for tap in range(len(table)))
 
@@ -60,7 +60,7 @@ def text(weights: reference.Weights, seed: int, characters: int) -> NDArray[np.u
 @settings(max_examples=examples(60), deadline=None)
 @given(seed=st.integers(0, 10_000), characters=st.integers(0, LENGTH))
 def test_mean_and_variance_follow_from_the_tables(weights: reference.Weights, seed: int, characters: int) -> None:
-    """The kernel's formula, written down once more: prefix sums cut at the first and the last windows."""
+    """The test repeats the kernel's formula: prefix sums, cut at the first and the last windows."""
     tables, ids = statistics_tables(weights), text(weights, seed, characters)
     kernel, windows = len(weights.table), LENGTH - len(weights.table) + 1
     total, squares = windows * tables.sum_of_biases, windows * tables.sum_of_square_biases
@@ -87,7 +87,7 @@ def test_integers_add_up_to_the_window(weights: reference.Weights, seed: int, ch
     entries, (unit, zero, _) = fixed_point(table, weights.bias["conv1"])
     ids, windows = text(weights, seed, characters), LENGTH - len(table) + 1
     sums = sum(entries[tap, ids[tap : tap + windows]].astype(np.int64) for tap in range(len(table)))
-    assert sums.max() < 1 << 16  # or a sum would carry into the channel beside it
+    assert sums.max() < 1 << 16  # a larger sum would carry into the next channel
     exact = weights.bias["conv1"] + sum(
         table[tap, ids[tap : tap + windows]].astype(np.float64) for tap in range(len(table))
     )
@@ -103,7 +103,7 @@ def test_a_channel_that_may_overflow_fp32_is_no_number(weights: reference.Weight
 
 
 def test_a_thread_of_sm90_holds_four_neighbouring_outputs_in_8_bits() -> None:
-    """Of each 16 columns of a product, thread t holds 2t and 2t + 1, then 8 + 2t and 9 + 2t."""
+    """Of every 16 columns of a product, thread t holds 2t and 2t + 1, then 8 + 2t and 9 + 2t."""
     order = eight_bit_order(256)
     assert sorted(order) == list(range(256))
     for first in range(0, 256, 16):
@@ -124,13 +124,13 @@ def test_the_memory_plan_covers_every_layer() -> None:
         assert first / 2 <= eight[0] < first
         of_text = activation_bytes(layers, capacity(layers, 40, "text"), STORAGE["sm80"]["fp16"])
         assert of_text[0] >= first
-        assert of_text[0] >= 40 * layers[6].inputs * 2  # of each article, however short, what fc1 reads
+        assert of_text[0] >= 40 * layers[6].inputs * 2  # what fc1 reads, for each article, however short
         assert of_text[1] >= second
 
 
 @pytest.mark.parametrize("length", [123, 200, 1014])
 def test_rows_beyond_an_articles_units_are_the_same_for_every_article(length: int) -> None:
-    """In the reference, which computes or copies them as it likes: the units of an article hold all that differs."""
+    """The reference shows this, as it may compute or copy these rows. An article's units hold all rows that differ."""
     model = replace(random_model(3, "abcdefgh ", length), frame="text")
     prepared, units = reference.prepare(model), units_by_length(model.layers, "text")
     rng = np.random.default_rng(length)
@@ -143,7 +143,7 @@ def test_rows_beyond_an_articles_units_are_the_same_for_every_article(length: in
         x = block(x)
         rows = x.values.reshape(len(ends), -1, 256)
         for article, end in enumerate(ends):
-            read = rows[article, : 3 * most_units(model.layers)]  # by block 2, which may drop the last
+            read = rows[article, : 3 * most_units(model.layers)]  # the rows that block 2 reads; it may drop the last
             beyond = read[3 * units[end] if layer.is_lookup else units[end] - CLOSING :]
             assert np.allclose(beyond, rows[0, -1], atol=1e-6), (name, end)
         if layer.is_lookup:
@@ -165,7 +165,7 @@ def test_an_article_takes_its_text_or_the_whole_frame() -> None:
 
 
 def test_page_locked_memory_is_planned_too() -> None:
-    """With many classes it is mostly their scores, labels and best scores. CuPy allocates powers of two."""
+    """With many classes it holds mostly scores, labels and best scores. CuPy allocates powers of two."""
     buffers = page_locked(layer_table(70, 1014, 1000), 8448, "dense")
     results = next(buffer for buffer in buffers if buffer.name == "results")
     assert results.bytes > 3 * 4 * 1000 * 8448

@@ -1,4 +1,4 @@
-"""The kernel of tokens, which is plain C++ but for names, compiled for the CPU and held to its specification."""
+"""The token kernel, plain C++ apart from names, compiled for the CPU and compared with its specification."""
 
 from __future__ import annotations
 
@@ -76,12 +76,14 @@ extern "C" void run(const uint8* data, const int64* offsets, const Parts* parts,
 
 
 def with_case(folder: Path) -> None:
-    """Keep case, accents and marks."""
+    """Make the tokenizer keep case, accents and marks."""
     (folder / "tokenizer_config.json").write_text(json.dumps({"do_lower_case": False}))
 
 
 def with_rules_of_its_own(folder: Path) -> None:
-    """Keep what is no text, cut words of up to four characters, and have other special tokens and pieces."""
+    """Make the tokenizer keep control characters, cut words of up to four characters, and use other special tokens and
+    pieces.
+    """
     tokenizers = pytest.importorskip("tokenizers")
     words = [word.replace("##", "@@") for word in (folder / "vocab.txt").read_text().split("\n")]
     rules = {"continuing_subword_prefix": "@@", "max_input_chars_per_word": 4}
@@ -108,7 +110,7 @@ def encoder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 
 @pytest.fixture(scope="module")
 def kernel(encoder: Encoder, tmp_path_factory: pytest.TempPathFactory) -> Callable[[Texts, int], list[list[int]]]:
-    """The kernel's tokens of texts of which so many are read, and then which have more."""
+    """A function that returns the kernel's tokens for texts, up to a number of tokens, and which texts have more."""
     folder, longest = tmp_path_factory.mktemp("kernel"), encoder.settings.rules.longest
     lines = BEFORE + (FOLDER / "common/wordpiece.cu").read_text() + AFTER.replace("LONGEST", str(longest))
     lines = re.sub(r'extern __shared__ uint32 words.*|#include "common/types.cuh"', "", lines)
@@ -137,7 +139,7 @@ def kernel(encoder: Encoder, tmp_path_factory: pytest.TempPathFactory) -> Callab
         ids = np.full(rooms[-1], -1, np.int32)
         counts, is_cut = np.empty(len(texts), np.int32), np.zeros(len(texts), np.uint8)
         out = [address(array) for array in (rooms, ids, counts, is_cut)]
-        assert tables  # they live as long as this function
+        assert tables  # keeps the tables alive as long as this function
         library.run(*given, address(before), address(record), most, of_a_byte, *out)
         own = [ids[at : at + count].tolist() for at, count in zip(rooms.tolist(), counts.tolist(), strict=False)]
         return [*own, is_cut.astype(bool).tolist()]
@@ -171,7 +173,7 @@ def test_the_parts_of_a_long_text_have_the_tokens_of_the_whole(
     size: int,
     most: int,
 ) -> None:
-    """Separators: where a part may begin, where it may not, and letters that fill a segment without such a place."""
+    """Separators: where a part may begin, where it may not, and letters that fill a segment without such a position."""
     period = separator.join(words) + separator + "a"
     long = period * (1 + size // len(period.encode()))
     texts = Texts.of([text.encode() for text in (long, "the", long + " the", long[: len(long) // 2])])
@@ -184,7 +186,7 @@ def test_the_parts_of_a_long_text_have_the_tokens_of_the_whole(
 def test_bytes_that_are_no_utf_8_are_the_last_code_point(
     encoder: Encoder, kernel: Callable[[Texts, int], list[list[int]]]
 ) -> None:
-    """A job quarantines them, but text that is on a GPU already comes as it is."""
+    """A job quarantines such bytes, but text that is already on a GPU is read as it is."""
     given = [b"the" + b"\xff" * 8 + b"the", b"the", b"the\xf4\x90\x80\x80the"]
     last = "\U0010ffff"
     read = Texts.of([text.encode() for text in (f"the{last * 2}the", "the", f"the{last}the")])

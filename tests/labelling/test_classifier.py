@@ -1,5 +1,5 @@
-"""A classifier that one can hold, what `classify` keeps in a process between its calls, and text that is on a GPU
-already.
+"""A classifier that a program keeps, what `classify` keeps in a process between its calls, and text that is already on
+a GPU.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def test_its_answers_have_the_bits_of_a_job(
 
 
 def test_arrow_arrays_of_any_layout_are_texts(classifier: pipeline.Classifier, small_model: Model) -> None:
-    """On the host: a dictionary is its values, for a job over it and for a classifier."""
+    """The arrays are on the host. A dictionary counts as its values, in a job and in a classifier."""
     texts = pa.array([*TEXTS[:3], *TEXTS[:3]])
     expected = classifier(texts.to_pylist())
     job = pipeline.classify(texts.dictionary_encode(), model=small_model, device="cpu")
@@ -162,7 +162,7 @@ def test_classify_keeps_its_worker_and_leaves_dask_alone(small_model: Model, mod
     assert labels(small_model, device="cpu") == (first, expected)
     assert dask.config.config == before
     assert default_client() is client
-    assert labels(model, device="cpu")[0] == first  # another model takes the place of the first
+    assert labels(model, device="cpu")[0] == first  # another model replaces the first
     assert labels(small_model, device="cpu") == (first, expected)
 
     together = []
@@ -257,7 +257,7 @@ def test_neither_an_exit_nor_a_fork_nor_ctrl_c_hangs_or_is_heard(small_model_fil
         timeout=280,
         check=False,
     )
-    assert run.returncode == 0, run.stderr  # where it hangs, the stack of every thread
+    assert run.returncode == 0, run.stderr  # if it hangs, stderr has the stack of every thread
     assert run.stderr == ""
     lines = run.stdout.splitlines()
     assert lines[0].startswith("this classifier belongs to the process that loaded it")
@@ -265,7 +265,7 @@ def test_neither_an_exit_nor_a_fork_nor_ctrl_c_hangs_or_is_heard(small_model_fil
     assert (lines[2:5], lines[5][:8]) == (["False", "heard", "interrupted"], "1 class ")
 
 
-# Text that is on a GPU already: how it is described, and that it is labelled there as from the host.
+# Text that is already on a GPU: how it is described, and that it gets the same labels there as from the host.
 
 
 ARTICLES = ["Stocks fell on Monday.", "", "é漢", None, "a" * 150, "The striker scored twice."] * 20
@@ -273,7 +273,7 @@ ARTICLES = ["Stocks fell on Monday.", "", "é漢", None, "a" * 150, "The striker
 
 @pytest.mark.parametrize("kind", [pa.string(), pa.large_string()])
 def test_arrow_says_where_a_column_is(kind: pa.DataType) -> None:
-    """On the host, whose buffers can be read here: also a slice, and a column of a batch."""
+    """The buffers are on the host here, where the test can read them, including a slice, and a column of a batch."""
     array = pa.array(ARTICLES, kind)
     for given in (array[5:], pa.record_batch({"n": range(len(array)), "text": array}).slice(5)):
         found = column_of(given.__arrow_c_device_array__())
@@ -294,7 +294,7 @@ def test_arrow_says_where_a_column_is(kind: pa.DataType) -> None:
 
 
 def test_rows_without_text_on_the_host_keep_their_places(small_model: Model) -> None:
-    """What is made of a GPU's texts, with texts of the host in their place."""
+    """The test gives texts of the host to the code for a GPU's texts."""
     array = pa.array(ARTICLES, pa.large_string())
     offsets = np.frombuffer(array.buffers()[1], np.int64)[: len(array) + 1]
     texts = Texts(np.frombuffer(array.buffers()[2], np.uint8), offsets)
@@ -306,7 +306,7 @@ def test_rows_without_text_on_the_host_keep_their_places(small_model: Model) -> 
 
 
 class _Exported:
-    """CuPy arrays with Arrow's device interface, as another library gives them."""
+    """CuPy arrays with Arrow's device interface, as another library provides them."""
 
     def __init__(self, articles: list[str | None], skipped: int) -> None:
         import cupy as cp
@@ -338,7 +338,9 @@ class _Exported:
 @pytest.mark.gpu
 @pytest.mark.skipif(why_no_gpu() is not None, reason=f"{why_no_gpu()}")
 def test_texts_on_a_gpu_are_labelled_there(model: Model) -> None:
-    """The same bits as from the host: few texts and many, one longer than a batch, through Arrow and as CuPy arrays."""
+    """The bits are those from the host: few texts and many, one longer than a batch, through Arrow and as
+    CuPy arrays.
+    """
     import cupy as cp
 
     few = [article for article in ARTICLES if article is not None]
@@ -356,7 +358,7 @@ def test_texts_on_a_gpu_are_labelled_there(model: Model) -> None:
     with pipeline.load(model, device="cpu") as classifier, pytest.raises(UsageError, match="device='cuda'"):
         classifier.predict(_Exported(few, 0))
     labels = labels_of([model], Options(device="cuda"), pa.schema([("text", pa.string())]))
-    exported = _Exported(ARTICLES, 0)  # its capsules own nothing
+    exported = _Exported(ARTICLES, 0)  # the capsules own nothing
     found = texts_on_gpu(exported)
     assert found is not None
     assert labels.of_gpu(found).equals(labels.of(pa.table({"text": ARTICLES})))

@@ -1,4 +1,6 @@
-"""Long texts: cut to what the model reads as plain Python cuts them, in chunks by what is kept, scored in windows."""
+"""Long texts: cut to what the model reads as plain Python cuts them, in chunks sized by what is kept, scored in
+windows.
+"""
 
 from __future__ import annotations
 
@@ -68,7 +70,7 @@ raw_strings = st.lists(
 
 
 def as_python(lines: list[bytes]) -> tuple[list[tuple[str, int]], int]:
-    """What `json` makes of the texts of lines: beginning and characters of each; and how many lines it refuses."""
+    """Return what `json` reads: the beginning and length of each line's text, and how many lines it refuses."""
     found, refused = [], 0
     for line in lines:
         try:
@@ -104,7 +106,7 @@ def found_in(chunk: Chunk) -> list[tuple[str, int]]:
 @example(["0" + "\U00010000" * 40], False, (",", ":"))
 @example(
     ["0" * k + character * 400 for character in "é€😀" for k in range(READS)], False, (",", ":")
-)  # cut in each byte
+)  # the line is cut at each byte
 @example(["x" * 1000 + '"' + "\\" * 7 + "😀"], True, (",", ":"))
 def test_texts_in_json_lines_are_cut_as_python_cuts_them(given: list[str], ascii_only: bool, marks) -> None:
     lines = [
@@ -183,7 +185,7 @@ def _json_line(text: bytes) -> bytes:
 
 
 def test_long_rows_make_chunks_of_what_is_kept(tmp_path: Path) -> None:
-    """70 MB of lines, of which the model reads 1,014 characters each, are one chunk; whole texts are several."""
+    """70 MB of lines, of which the model reads 1,014 characters each, are one chunk. Whole texts are several."""
     path = tmp_path / "long.jsonl"
     with open(path, "wb") as file:
         for _ in range(700):
@@ -192,7 +194,7 @@ def test_long_rows_make_chunks_of_what_is_kept(tmp_path: Path) -> None:
     assert ([len(chunk) for chunk in read], len(whole)) == ([700], 2)
 
 
-# Chunks of long texts: cut by what is kept of them, not by what is thrown away.
+# Chunks of long texts: their size depends on what is kept of the texts, not on what is dropped.
 
 
 ROWS, HELD_READS, CHUNK_ROWS = 120, 100, 40
@@ -236,13 +238,13 @@ def test_long_texts_make_chunks_by_what_is_kept_of_them(tmp_path: Path, kind: st
     assert whole.n_chars.tolist() == [len(text) for text in TEXTS]
     kept = read(
         Selection(("text",), kept_columns=("id",), kept_types=(pa.string(),), reads=HELD_READS)
-    )  # which may be the long ones
-    if kind not in ("parquet", "arrow"):  # of which the kept column alone is read
+    )  # the copied column may hold the long texts
+    if kind not in ("parquet", "arrow"):  # these formats read only the copied column
         assert max(map(len, kept)) < 10
     assert sum(map(len, kept)) == ROWS
 
 
-# Long texts in windows: each is a text of its own, and the text's scores are those of its windows together.
+# Long texts in windows: each window is a text of its own, and together they give the text's scores.
 
 
 LENGTH, MOST, OVERLAP = 123, 4, 40
@@ -253,7 +255,7 @@ SIZES = (0, 1, LENGTH - 1, LENGTH, LENGTH + 1, LENGTH + STEP, LENGTH + STEP + 1,
 
 @pytest.fixture(scope="module")
 def windowed_texts() -> list[str]:
-    """Of every size at which something changes, with letters of one to four bytes, known and unknown."""
+    """Return texts of every size at which something changes, with letters of one to four bytes, known and unknown."""
     rng = random.Random(7)
     plain = "abcdefghij ,.XYZ"
     return ["".join(rng.choices(plain + "éß€漢🙂" * (i % 2), k=size)) for i in range(2) for size in SIZES]
@@ -267,7 +269,7 @@ def long_file(windowed_texts: list[str], tmp_path_factory: pytest.TempPathFactor
 
 
 def windows_of(text: str) -> list[str]:
-    """As the page on output says it."""
+    """Return the windows of a text, as docs/output.md describes them."""
     text = text[:REACH]
     if len(text) <= LENGTH:
         return [text]
@@ -276,7 +278,7 @@ def windows_of(text: str) -> list[str]:
 
 
 def parts_of(text: str, part: str, size: int) -> list[str]:
-    """The windows of a text by their names, as the page on output says it."""
+    """Return the windows of a text for a named part, as docs/output.md describes them."""
     if len(text) <= size:
         return [text]
     middle = (len(text) - size) // 2
@@ -321,7 +323,7 @@ def test_scores_are_those_of_the_parts_that_are_named(
 def test_the_end_of_a_long_text_is_read_from_every_kind_of_file(
     small_model_file: Path, tmp_path: Path, broadsheet_here: CommandHere
 ) -> None:
-    """Which readers cut to the beginning: with one they need not."""
+    """Readers cut texts to their beginning, but not if a window reads the end."""
     texts = [f"{'beginning ' * 60}{i} é{'end of it ' * (20 + i)}" for i in range(30)]
     pq.write_table(pa.table({"text": texts}), tmp_path / "in.parquet", row_group_size=7)
     pyarrow.feather.write_feather(pa.table({"text": texts}), str(tmp_path / "in.arrow"), chunksize=5)
@@ -375,7 +377,7 @@ def test_scores_are_those_of_the_windows_together(
     known = {*small_model.alphabet.symbols, *small_model.alphabet.symbols.upper()}
     assert found["unknown_chars"].to_pylist() == [sum(c not in known for c in text[:REACH]) for text in windowed_texts]
     alone = [classify([text], **options).to_arrow()["score"].to_pylist()[0] for text in windowed_texts[-3:]]
-    assert alone == found["score"].to_pylist()[-3:]  # whatever its neighbours are
+    assert alone == found["score"].to_pylist()[-3:]  # the neighbours of a text do not matter
     plain = classify(long_file, **{**options, "windows": None, "overlap": 0, "window_score": "mean"}).to_arrow()
     short = [len(text) <= LENGTH for text in windowed_texts]
     for column in plain.column_names[2:]:
@@ -415,7 +417,7 @@ def test_each_of_several_models_has_its_own_windows(small_model_file: Path, tmp_
 def test_a_model_without_a_network_says_what_its_ngrams_read(
     small_model: Model, broadsheet_here: CommandHere, tmp_path: Path
 ) -> None:
-    """They read on after the network's frame, and know every character."""
+    """The n-grams read on after the network's frame, and know every character."""
     bias = {"fc3.bias": np.zeros(len(small_model.classes), np.float32)}
     alone = replace(small_model, tensors=bias, ngrams=branch(Kinds(2, (3, 5), 300)), name="alone")
     both = replace(small_model, ngrams=alone.ngrams, name="both")

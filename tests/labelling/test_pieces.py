@@ -1,4 +1,4 @@
-"""A chunk that a CPU labels piece by piece has the scores of one call, and says how far it is."""
+"""A chunk that a CPU labels piece by piece has the scores of one call, and reports its progress."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ WORDS = ["oil", "prices", "rose", "as", "the", "market", "fell", "after", "a", "
 
 
 def texts_of(rows: int) -> list[bytes]:
-    """Short and long ones, some empty, and some not in the model's alphabet."""
+    """Return short and long texts, some empty, and some outside the model's alphabet."""
     rng = np.random.default_rng(3)
     lengths = rng.choice([0, 1, 7, 30, 400], rows)
     made = [" ".join(rng.choice(WORDS, length)) + ("é" * 9 if length == 7 else "") for length in lengths]

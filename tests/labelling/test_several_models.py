@@ -36,7 +36,7 @@ KINDS = [f"class {i % 3}" for i in range(58)] + ["wind", "class 4"]
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Two that read alike, and one with other classes, another alphabet and a greater length."""
+    """Two models that read alike, and one with other classes, another alphabet and a greater length."""
     folder = tmp_path_factory.mktemp("models")
     made = {
         "a": random_model(seed=1, length=123),
@@ -152,7 +152,7 @@ def test_two_models_of_one_name_are_refused(models: dict[str, Path], tmp_path: P
 
 @pytest.mark.slow
 def test_a_model_by_its_name_stays_loaded_while_its_file_stays(models: dict[str, Path], tmp_path: Path) -> None:
-    """It is another once the file is, also one that took its place with the same size."""
+    """A changed file is loaded anew, even if another file of the same size replaced it."""
     one, other = list(models.values())[:2]
     path = tmp_path / "model.safetensors"
     path.write_bytes(one.read_bytes())
@@ -190,12 +190,12 @@ def test_two_jobs_at_once_with_two_models_share_a_cluster(models: dict[str, Path
     assert all(table.equals(alone[name]) for name in "ab" for table in found[name])
     before = client.run(held)
     run("a")
-    assert client.run(held) == before  # nothing was loaded again
+    assert client.run(held) == before  # no engine was loaded again
     assert all(len(engines) >= 2 for engines in before.values())
 
 
 class Counted:
-    """An engine in a process that has room for so many, as seen from outside."""
+    """Counts the engines in a process that has room for a limited number, as seen from outside."""
 
     room = 2
     open_now: ClassVar[set[Counted]] = set()
@@ -234,10 +234,10 @@ def test_where_memory_is_short_the_engine_used_longest_ago_makes_room(small_mode
     assert loads == ["a", "b", "c"]
     assert set(loaded.engines) == {"a", "c"}
     with loaded.use(["a", "c"]) as [(first, _), _], pytest.raises(NoRoom), loaded.use(["b"]):
-        pass  # never one in use
+        pass  # an engine that is in use is never closed
     with loaded.use(["a"]) as [(first, _)]:
         loaded.withdraw("a")
-        assert first in Counted.open_now  # its task goes on to its end
+        assert first in Counted.open_now  # its task continues to its end
     assert first not in Counted.open_now
     assert set(loaded.engines) == {"c"}
     with pytest.raises(pipeline.BroadsheetError, match="does not have the job's model"), loaded.use(["a"]):
@@ -256,7 +256,7 @@ def test_an_engine_that_is_offered_for_a_block_is_loaded_meanwhile_and_closed_af
     may_load, loads = threading.Event(), list[str]()
 
     def load() -> Engine:
-        may_load.wait(60)  # or what loads at once would hang here
+        may_load.wait(60)  # engines that must load at once would hang here
         loads.append("a")
         return Counted(small_model)
 
@@ -264,8 +264,8 @@ def test_an_engine_that_is_offered_for_a_block_is_loaded_meanwhile_and_closed_af
         raise pipeline.UsageError("there is no such precision")
 
     with loaded.offered({"a": load, "b": fail}):
-        assert not loads  # the block goes on
-        loaded.offer("a", load)  # as the plugin of a worker does
+        assert not loads  # the block goes on while the engine loads
+        loaded.offer("a", load)  # as a worker's plugin does
         may_load.set()
         with loaded.use(["a"]) as [(engine, _)]:
             assert engine in Counted.open_now
@@ -277,12 +277,12 @@ def test_an_engine_that_is_offered_for_a_block_is_loaded_meanwhile_and_closed_af
     assert not Counted.open_now
 
 
-# Several models on a GPU: text is copied and encoded once for those that read alike, and the bits are those of each
-# alone.
+# Several models on a GPU: text is copied and encoded once for models that read alike, and the bits are those of each
+# model alone.
 
 
 def encoders(engine: Engine) -> list[str]:
-    """Each kernel that encodes is added here when it is launched."""
+    """A list to which each kernel that encodes is added when it is launched."""
     launched: list[str] = []
 
     def watch(kernel, grid, arguments) -> None:
@@ -309,7 +309,7 @@ def test_models_that_read_alike_share_the_ids_and_keep_their_bits(model: Model, 
             for name in ("labels", "scores", "all_scores", "n_chars", "truncated", "unknown_chars"):
                 assert getattr(found, name).tobytes() == getattr(expected, name).tobytes(), name
         assert counts[0]
-        assert counts[3]  # of another length
+        assert counts[3]  # the model reads another length
         assert not counts[1]
         assert not counts[2]
 

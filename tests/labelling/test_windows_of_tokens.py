@@ -1,4 +1,4 @@
-"""Windows of encoders, against words and tokens as `tokenizers` has them."""
+"""Windows of encoders, compared with words and tokens from `tokenizers`."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_words_are_those_of_the_library(text: str) -> None:
 
 
 def pieces_of(text: str, which: str, size: int, overlap: int) -> tuple[list[str], bool]:
-    """The windows, found word by word, and whether a word is in none."""
+    """Return the windows, found word by word, and whether any word is in none."""
     words = words_of(text)
     counts, places, many = [n for _, n in words], [0, *(at for at, _ in words[1:]), len(text)], len(words)
     if sum(counts) <= size or many < 2:
@@ -104,7 +104,7 @@ def test_windows_are_of_whole_words_and_no_more_tokens(
 ) -> None:
     which, _, size = windows.partition(":")
     given: dict[str, Any] = {"model": folders[kind], "device": "cpu", "scores": True}
-    length = (int(size[:-1]) if size else 24) - 2  # without the two that frame it
+    length = (int(size[:-1]) if size else 24) - 2  # without the two tokens that frame the text
     pieces, is_cut = zip(*(pieces_of(text, which, length, overlap) for text in texts()), strict=True)
     assert max(map(len, pieces)) > 1 or which in ("first", "last")
     found = classify(texts(), windows=windows, overlap=overlap, window_score=score, **given).to_pandas()

@@ -1,4 +1,4 @@
-"""Rows that a report shows: the same ones however the rows are cut into chunks, and some of each label."""
+"""Rows that a report shows: the same ones however the rows are divided into chunks, and some of each label."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_what_is_shown_does_not_depend_on_chunks_and_their_order(size: int) -> N
         shown_of(chunk(at, min(at + size, 400)), labels[at : at + size], scores[at : at + size], names) for at in starts
     ]
     assert reduce(Shown.and_, parts, Shown()) == whole
-    late = [  # as where the number of a part's first row is known only after it was labelled
+    late = [  # the number of a part's first row is known only after the part was labelled
         shown_of(chunk(0, min(size, 400 - at)), labels[at : at + size], scores[at : at + size], names).numbered(at)
         for at in starts
     ]
@@ -45,7 +45,9 @@ def test_what_is_shown_does_not_depend_on_chunks_and_their_order(size: int) -> N
 
 
 def test_rows_are_drawn_alike_and_few_labels_are_kept() -> None:
-    """Of 9,000 rows of one label, about a third of those drawn are in each third; of 90 labels, 30 have samples."""
+    """Of 9,000 rows with one label, each third contributes about a third of the sample; of 90 labels, 30 have
+    samples.
+    """
     labels, thirds, rng = np.zeros((9_000, 2), np.int32), np.zeros(3), np.random.default_rng(1)
     for first in range(0, 9_000 * 60, 9_000):
         scores = rng.random((9_000, 2)).astype(np.float32)

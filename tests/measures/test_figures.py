@@ -1,4 +1,4 @@
-"""Figures of labels and scores, by their definitions."""
+"""Figures of labels and scores, compared with their definitions."""
 
 from __future__ import annotations
 
@@ -53,15 +53,18 @@ def test_intervals_and_bounds_are_those_of_scipy(rows: int, data: st.DataObject)
 
 
 def drawn(rng: np.random.Generator, rows: int) -> tuple[np.ndarray, np.ndarray]:
-    """Scores as a good model has them, and which labels are right: those of high scores less often than these say."""
+    """Return a good model's scores, and which labels are right. High scores are right less often than the
+    scores say.
+    """
     scores = rng.beta(6, 1, rows).astype(np.float32)
     return scores, rng.random(rows) < 0.97 * scores
 
 
 @pytest.mark.parametrize("target", [0.85, 0.9])
 def test_a_threshold_keeps_its_promise_on_other_rows(target: float) -> None:
-    """In 19 of 20 cases or more: of 400, fewer than 20 plus three standard deviations are broken. The threshold that
-    has the precision on the rows by which it was found would break every second promise.
+    """The promise holds in 19 of 20 cases or more: of 400, fewer than 20 plus three standard deviations fail.
+
+    A threshold that only has the precision on the rows that it was fitted to would break every second promise.
     """
     rng = np.random.default_rng(0)
     others, right = drawn(rng, 400_000)

@@ -53,7 +53,7 @@ def test_scores_are_those_of_transformers(tmp_path: Path, classes: int, more: di
 
 @pytest.mark.parametrize("more", [V3, {**V3, "position_buckets": 32, "max_relative_positions": 100}])
 def test_texts_reach_over_all_distances(tmp_path: Path, more: dict[str, Any]) -> None:
-    """Distances up to 128 have a vector each, in DeBERTa-v3; farther ones share vectors, up to 511."""
+    """In DeBERTa-v3, each distance up to 128 has a vector of its own, and farther ones, up to 511, share vectors."""
     folder = with_drawn_biases(classifier(tmp_path / "folder", "deberta-v2", **more))
     change(folder / "tokenizer_config.json", model_max_length=512)
     rng = np.random.default_rng(0)
@@ -100,7 +100,7 @@ def test_a_folder_without_a_head_gives_the_mean_of_its_tokens(tmp_path: Path) ->
     ],
 )
 def test_what_our_kernels_lack_is_computed_by_pytorch(tmp_path: Path, more: dict[str, Any], reason: str) -> None:
-    """DeBERTa-v2-xlarge has a convolution."""
+    """DeBERTa-v2-xlarge, for example, has a convolution."""
     model = load_model(classifier(tmp_path / "folder", "deberta-v2", **more))
     assert isinstance(model.encoder, TorchEncoder)
     assert reason in model.card["computed by"]
@@ -122,7 +122,7 @@ def test_vectors_of_other_distances_than_config_says_are_refused(tmp_path: Path)
 
 
 def test_the_config_of_deberta_v3_is_read(tmp_path: Path) -> None:
-    """The config of microsoft/deberta-v3-base, without its sizes."""
+    """The config is that of microsoft/deberta-v3-base, without its sizes."""
     folder = with_drawn_biases(classifier(tmp_path / "folder", "deberta-v2", pooler_hidden_size=32))
     path = folder / "config.json"
     about = json.loads(path.read_text())

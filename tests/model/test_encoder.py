@@ -1,4 +1,4 @@
-"""Encoders against transformers and sentence-transformers, and their folders and files."""
+"""Encoders compared with transformers and sentence-transformers, and their folders and files."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def classified(model: Model, given: list[str], threads: int = 2) -> Any:
 )
 def test_scores_are_those_of_transformers(tmp_path: Path, kind: str, classes: int, config: dict[str, Any]) -> None:
     folder = saved(tmp_path / "folder", kind, classes, **config)
-    if "max_position_embeddings" in config:  # which transformers' own tokenizer does not know
+    if "max_position_embeddings" in config:  # transformers' own tokenizer does not know this limit
         about = json.loads((folder / "tokenizer_config.json").read_text())
         (folder / "tokenizer_config.json").write_text(json.dumps(about | {"model_max_length": 40}))
     expected = logits(folder, texts())
@@ -59,19 +59,19 @@ def test_scores_are_those_of_transformers(tmp_path: Path, kind: str, classes: in
     if classes == 1:
         assert model.levels is not None
         np.testing.assert_allclose(found.scores[:, 0], expected[:, 0], atol=1e-5)
-        assert expected.min() < 0  # which a score may be, though no label is
+        assert expected.min() < 0  # a score may be negative, although no label is
         assert found.labels[:, 0].tolist() == np.rint(np.clip(expected[:, 0], 0, 5)).tolist()
     else:
         of = expit if model.is_multi_label else lambda one: softmax(one, axis=1)
         np.testing.assert_allclose(found.all_scores, of(expected), atol=1e-5)
         assert found.labels[:, 0].tolist() == expected.argmax(axis=1).tolist()
         assert model.classes == tuple(f"class {i}" for i in range(classes))
-    assert np.ptp(expected, axis=0).max() > 0.1  # texts differ
+    assert np.ptp(expected, axis=0).max() > 0.1  # the texts differ in their scores
     assert found.n_chars.tolist() == [*map(len, texts())]
     assert found.truncated.tolist()[-2]
     assert not found.truncated[1]
     again = classified(Model.from_bytes(model.to_bytes()), texts()[::-1], threads=1)
-    np.testing.assert_array_equal(again.scores[::-1], found.scores)  # whatever stands beside a text
+    np.testing.assert_array_equal(again.scores[::-1], found.scores)  # whatever other texts are in the batch
 
 
 def test_vectors_are_those_of_sentence_transformers(tmp_path: Path) -> None:
@@ -162,7 +162,7 @@ def test_what_is_not_computed_is_refused_by_name(
 
 @pytest.mark.parametrize("what", ["activation", "normalizer", "added token"])
 def test_scores_of_what_only_the_libraries_know_are_theirs(tmp_path: Path, what: str) -> None:
-    """PyTorch computes another activation; other tokens are those of `tokenizers`, before our own layers."""
+    """PyTorch computes an activation that our layers lack, and `tokenizers` makes tokens before our own layers."""
     folder = saved(tmp_path / "folder", **({"hidden_act": "swish"} if what == "activation" else {}))
     if what == "normalizer":
         changed(folder, "tokenizer_config.json", tokenizer_class="PreTrainedTokenizerFast")
@@ -263,7 +263,7 @@ def test_processes_of_this_machine_get_the_name_of_a_file(tmp_path: Path) -> Non
     load_model(folder).save(file)
     model = load_model(file)
     assert len(carried(model)) < 1000
-    renamed = replace(model, classes=model.classes[::-1])  # it is not what is in the file
+    renamed = replace(model, classes=model.classes[::-1])  # the model differs from the one in the file
     for one in (model, renamed, load_model(folder)):
         assert taken(carried(one)).digest == one.digest
 

@@ -1,7 +1,7 @@
-"""Folders of encoders as their libraries write them, and changed in every key: the originals' results, or a refusal.
+"""Folders of encoders as their libraries write them, with each key changed: the result is the original's, or a refusal.
 
-The keys are those that the installed transformers and sentence-transformers write. A key that a new version adds fails
-`test_every_key_that_is_written_is_known`.
+The keys are those that the installed transformers and sentence-transformers write. If a new version adds a key,
+`test_every_key_that_is_written_is_known` fails.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ torch, _, _ = map(pytest.importorskip, ("torch", "transformers", "sentence_trans
 torch.set_num_threads(1)
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 TOLERANCE = 1e-5
-"""What docs/encoders.md promises."""
+"""The tolerance that docs/encoders.md promises."""
 
 
 def texts() -> Texts:
@@ -66,7 +66,7 @@ def compare_scores(folder: Path) -> None:
 
 
 def compare_vectors(folder: Path) -> None:
-    """The same of vectors and sentence-transformers."""
+    """Assert that vectors are those of sentence-transformers. Raises ModelError where we refuse the folder."""
     encoder = encoder_file.read(folder, "it").encoder
     ids, ends, _ = encoder.tokens_of(texts().data, texts().offsets)
     ours = encoder.vectors(ids, ends)
@@ -76,7 +76,9 @@ def compare_vectors(folder: Path) -> None:
 
 
 def compare_tokens(folder: Path) -> None:
-    """The same of the tokens of transformers, with the tokenizer of which they are made, key by key."""
+    """Assert that tokens are those of transformers, and that our tokenizer is built from the same settings,
+    key by key.
+    """
     import transformers
 
     encoder = encoder_file.read(folder, "it").encoder
@@ -106,7 +108,7 @@ def hold(folder: Path, some: Sequence[Change], compare: Callable[[Path], None]) 
         said = str(error)
     except AssertionError as error:
         raise AssertionError(f"{some}: {error}") from error
-    except Exception as error:  # the original does not read the folder: there is nothing to compare with
+    except Exception as error:  # the original does not read the folder, so there is nothing to compare with
         print(f"{some}: {type(error).__name__}: {str(error)[:200]}")
         return "the original fails"
     else:
@@ -121,7 +123,7 @@ Made = Callable[..., Path]
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
-    """Copies of folders that are written once."""
+    """A function that copies folders, each of which is written only once."""
     whole: dict[str, Path] = {}
 
     def copy(to: Path, write: Callable[..., Path], **how: Any) -> Path:
@@ -137,7 +139,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
 def each(
     made: Made, place: Path, some: Sequence[Change], compare: Callable[[Path], None], write: Any, **how: Any
 ) -> None:
-    """Each change by itself."""
+    """Test each change on its own."""
     found: dict[str, list[Change]] = {}
     failures = []
     for number, change in enumerate(some):
@@ -202,7 +204,7 @@ def test_an_empty_list_of_added_tokens_counts_before_those_that_are_stored(made:
 
 
 def with_old_vocabulary(folder: Path, of_text: random.Random) -> None:
-    """Leave a vocab.txt in place of tokenizer.json."""
+    """Replace tokenizer.json by a vocab.txt."""
     (folder / "tokenizer.json").unlink()
     (folder / "vocab.txt").write_text("\n".join(VOCABULARY) + of_text.choice(["", "\n"]), encoding="utf-8")
 
@@ -241,7 +243,7 @@ def test_weights_of_every_kind(made: Made, tmp_path: Path, dtype: str) -> None:
 
 
 def test_every_key_that_is_written_is_known(made: Made, tmp_path: Path) -> None:
-    """A new version of a library may write a new key, about which this project must then decide."""
+    """A new version of a library may write a new key, which this project must then decide about."""
     from sentence_transformers import SentenceTransformer
     from sentence_transformers.base.modules import Dense, Normalize, Transformer
     from sentence_transformers.sentence_transformer.modules.pooling import Pooling

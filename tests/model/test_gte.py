@@ -77,7 +77,7 @@ def test_tokens_of_bert_are_made_from_bytes(tmp_path: Path) -> None:
 
 
 def published(folder: Path, **keys: Any) -> Path:
-    """Rewrite a folder as the authors' program saves it."""
+    """Rewrite a folder in the form that the authors' program saves."""
     tensors = load_file(folder / "model.safetensors")
     theirs = {f"new.{name.removeprefix('gte.')}" if "." in name[:4] else name: t for name, t in tensors.items()}
     save_file(theirs, folder / "model.safetensors", metadata={"format": "pt"})
@@ -110,7 +110,7 @@ def sorted_scores(scores: dict[str, float], classes: tuple[str, ...]) -> list[fl
 
 
 def test_a_config_of_the_authors_that_transformers_reads_gives_what_it_gives(tmp_path: Path) -> None:
-    """JQL's snowflake-arctic-embed-m-v2.0 has such a config, of the kind that transformers knows."""
+    """JQL's snowflake-arctic-embed-m-v2.0 has such a config, of a kind that transformers knows."""
     folder = with_drawn_biases(classifier(tmp_path / "folder", "gte"))
     path = folder / "config.json"
     about = json.loads(path.read_text())
@@ -124,7 +124,9 @@ def test_a_config_of_the_authors_that_transformers_reads_gives_what_it_gives(tmp
 
 
 def test_scaled_angles_are_those_of_the_authors(tmp_path: Path) -> None:
-    """Their NTKScalingRotaryEmbedding: 1 / (base * factor) ** (2 i / d), divided by factor ** (2 / d)."""
+    """The authors' NTKScalingRotaryEmbedding computes 1 / (base * factor) ** (2 i / d), divided by factor **
+    (2 / d).
+    """
     import transformers
 
     folder = with_drawn_biases(classifier(tmp_path / "original", "gte"))

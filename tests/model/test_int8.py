@@ -1,4 +1,4 @@
-"""int8: the specification in NumPy against exact integers, activation scales, and what a user sees of both."""
+"""int8: the specification in NumPy against exact integers, the activation scales, and what a user sees of both."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ WORDS = ["stocks fell on monday", "the home team won", "a new chip", "peace talk
 
 @pytest.fixture(scope="module")
 def small(small_model: Model) -> Model:
-    """With scales, and in the text frame."""
+    """A model with scales, in the text frame."""
     texts = Texts.of([word.encode() for word in WORDS])
     ids = encode(texts.data, texts.offsets, small_model.alphabet, small_model.length).ids
     return with_scales(replace(small_model, frame="text"), ids)
 
 
 def test_sums_are_exact_at_their_largest() -> None:
-    """Products of 255 and 127 in all 1,792 places, and random ones, against 64-bit integers."""
+    """Products of 255 and 127 in all 1,792 places, and random products, are compared with 64-bit integers."""
     rng = np.random.default_rng(0)
     values = rng.integers(0, 256, (2, 24, 256), np.uint8)
     weight = rng.integers(-127, 128, (7, 256, 16)).astype(np.int8)
@@ -48,7 +48,9 @@ def test_sums_are_exact_at_their_largest() -> None:
 
 
 def test_a_byte_is_the_rounded_product_of_sum_and_scale() -> None:
-    """Each step is rounded once, to nearest even: by exact fractions, at random and at halves."""
+    """Each step rounds once, to nearest even. The test compares with exact fractions, at random values and at
+    halves.
+    """
     rng = np.random.default_rng(1)
     scale = (2.0 ** rng.uniform(-18, -10, 64)).astype(np.float32)
     scale[:8] = 0.25
@@ -60,7 +62,9 @@ def test_a_byte_is_the_rounded_product_of_sum_and_scale() -> None:
     found = quantised.requantise(sums, here)
 
     def nearest(value: Fraction) -> float:
-        """As a float32: Python's own division rounds to float64, and 24 bits of 24 by 31 bits stay exact there."""
+        """Return the nearest float32. Python's division rounds to float64, which is exact for 24 bits and 24 by 31
+        bits.
+        """
         return float(np.float32(float(value)))
 
     for row, channel in np.ndindex(40, 64):
@@ -114,7 +118,7 @@ def test_scores_on_a_cpu_are_close_to_fp32_and_their_saturation_is_counted(small
 
 
 def test_an_overflow_of_block_1_is_no_label(small: Model) -> None:
-    """Bytes cannot hold a NaN, and it still reaches the scores."""
+    """Bytes cannot hold a NaN, but it still reaches the scores."""
     tensors = {**small.tensors, "conv1.weight": small.tensors["conv1.weight"] * np.float32(1e37)}
     engine = open_engine(replace(small, tensors=tensors), "cpu", "int8")
     found = engine.classify(Texts.of([b"stocks", b""]))
@@ -137,7 +141,7 @@ def test_a_file_holds_the_scales_and_a_reader_checks_them(small: Model, small_mo
 def test_quantise_then_classify(
     small_model_file: Path, tmp_path: Path, broadsheet_in_process: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The commands of a user, and what they say without the scales, with them, and of a wrong input."""
+    """A user's commands, and their messages without scales, with scales, and for a wrong input."""
     monkeypatch.chdir(tmp_path)
     with open("news.csv", "w", newline="") as file:
         csv.writer(file).writerows([["text"], *([f"{word} {i}"] for i, word in enumerate(WORDS * 20))])
@@ -184,7 +188,7 @@ def test_labels_in_memory_by_a_model_quantised_here(small_model: Model) -> None:
 
 
 def test_the_shipped_model_in_int8_labels_as_in_fp32(ag_news: Path) -> None:
-    """On the last 160 test articles, with the scales in its file."""
+    """The test labels the last 160 test articles, with the scales in the model's file."""
     with open(ag_news / "test.csv", newline="", encoding="utf-8") as file:
         texts = Texts.of([f"{title} {text}".strip().encode() for _, title, text in list(csv.reader(file))[-160:]])
     found = []

@@ -1,4 +1,4 @@
-"""The layer table and the two model files, right ones and damaged ones; and the weights that come with the package."""
+"""The layer table and the two formats of model files, right and damaged; and the weights that come with the package."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_a_model_file_comes_back_the_same(small_model: Model, tmp_path: Path, dt
     path = tmp_path / "m.safetensors"
     small_model.save(path, dtype)
     loaded = load_model(path)
-    assert loaded.to_bytes() == path.read_bytes()  # also: the same model is always the same file
+    assert loaded.to_bytes() == path.read_bytes()  # also shows that the same model is always the same file
     assert loaded.dtype == dtype
     for name, tensor in small_model.tensors.items():
         assert np.array_equal(loaded.tensors[name], tensor.astype(dtype))
@@ -123,7 +123,7 @@ def with_header(header: object, data: bytes = b"") -> bytes:
 
 @st.composite
 def model_files(draw: st.DrawFn, read: Callable[[], bytes]) -> bytes:
-    """A model file with its bytes, its header, its metadata or one of its tensors replaced."""
+    """Draw a model file in which the bytes, the header, the metadata or a tensor is replaced."""
     whole = read()
     size = int.from_bytes(whole[:8], "little")
     header, data = json.loads(whole[8 : 8 + size]), whole[8 + size :]
@@ -194,7 +194,7 @@ def test_what_is_no_model_file_is_refused_unread(tmp_path: Path) -> None:
             load_model(path)
 
 
-# The fewest classes, those of AG News, and more than a byte counts.
+# The fewest classes, those of AG News, and more than a byte can count.
 @pytest.mark.parametrize("classes", [2, 4, 1000])
 def test_params_bin_goes_there_and_back(classes: int) -> None:
     data = to_params(random_model(seed=3, classes=classes))
@@ -219,7 +219,7 @@ def test_a_flipped_byte_is_noticed(small_model: Model) -> None:
 
 
 def test_files_of_earlier_versions_load(small_model: Model) -> None:
-    """Version 1 had neither features nor a checksum, and the first files of version 2 only a frame."""
+    """Version 1 had neither features nor a checksum, and the first files of version 2 had only a frame."""
     model = replace(small_model, card={"by": "me"})
     whole = model.to_bytes()
     size = int.from_bytes(whole[:8], "little")
@@ -284,7 +284,7 @@ def test_convert_and_inspect(broadsheet: Command, broadsheet_in_process: Command
     assert broadsheet_in_process("inspect", tmp_path / "none.safetensors").returncode == 2
 
 
-# The weights that come with the package: their frame and their card (test_classify_command.py has their accuracy).
+# The weights that come with the package: their frame and their card (test_classify_command.py tests their accuracy).
 
 
 TRAIN_SHA256 = "87191dd121ce6695b9bcae6cd65f6230abcbee432b94d3c8d0da7aaede2bbb8f"
@@ -301,7 +301,7 @@ def test_frame_and_card() -> None:
     assert card["calibrated on"] == {"rows": 2048, "files": ["train.csv"]}
     assert card["data"]["files"] == [{"name": "train.csv", "sha256": TRAIN_SHA256}]
     assert card["data"]["rows"] == 48_800
-    assert card["recipe"].items() <= Recipe().to_dict().items()  # later settings are not among them
+    assert card["recipe"].items() <= Recipe().to_dict().items()  # the card lacks settings that were added later
     assert card["test"]["rows"] == 7_600
     assert card["test"]["accuracy"] >= 0.921
 

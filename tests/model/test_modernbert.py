@@ -1,4 +1,4 @@
-"""ModernBERT and its kin in NumPy, against transformers: every setting of config.json, old keys and new ones."""
+"""ModernBERT and its relatives in NumPy, against transformers: every setting of config.json, with old and new keys."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ torch.set_num_threads(1)
 
 TOLERANCE = 1e-5
 LONG = ["the ferry is late " * 40, "harbour " * 57]
-"""Of more tokens than any window has here."""
+"""Texts with more tokens than any window here."""
 
 BIASES = {"norm_bias": True, "attention_bias": True, "mlp_bias": True, "classifier_bias": True}
 
@@ -61,7 +61,7 @@ def test_scores_are_those_of_transformers(tmp_path: Path, classes: int, more: di
 
 
 def test_old_keys_give_what_new_ones_give(tmp_path: Path) -> None:
-    """As ModernBERT's own config.json and mmBERT's have them."""
+    """The keys are those in ModernBERT's and mmBERT's own config.json."""
     more = {"num_hidden_layers": 4, "global_attn_every_n_layers": 3}
     folder = with_drawn_biases(classifier(tmp_path / "folder", "modernbert", **more))
     path = folder / "config.json"
@@ -98,7 +98,9 @@ def test_a_model_that_fills_masks_gives_the_mean_of_its_tokens(tmp_path: Path) -
 
 
 def test_a_window_hides_what_lies_beyond_it(tmp_path: Path) -> None:
-    """With local layers alone, a token far away changes nothing of the first one's vector; one within does."""
+    """With local layers alone, a token beyond the window leaves the first token's vector unchanged; one within changes
+    it.
+    """
     more = {"layer_types": ["sliding_attention"] * 2, "local_attention": 8, "classifier_pooling": "cls"}
     model = load_model(classifier(tmp_path / "folder", "modernbert", **more))
     encoder = model.encoder

@@ -1,4 +1,4 @@
-"""The branch of n-grams: against a slow reference in plain Python, on the CPU's engine, and in model files."""
+"""The n-gram branch: compared with a slow reference in plain Python, on the CPU's engine, and in model files."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def slow_bucket(value: int) -> int:
 
 
 def slow_grams(text: bytes, kinds: Kinds) -> tuple[Counter[int], Counter[int]]:
-    """Buckets of the n-grams of words and of characters, and how often they occur."""
+    """Return the buckets of the word and character n-grams, and how often each occurs."""
     symbols = slow_symbols(text, kinds.reads)
     words = [slow_hash(0xBB67AE85, [ord(c) for c in word]) for word in WORDS.findall(symbols)]
     pairs = [slow_hash(a * 0x9E3779B1 & MASK, [b]) for a, b in pairwise(words)]
@@ -104,7 +104,7 @@ TEXT = st.one_of(
 @settings(deadline=None, max_examples=examples(60))
 @given(st.lists(TEXT, max_size=4), st.sampled_from(KINDS))
 def test_scores_are_those_of_a_slow_reference(articles: list[bytes], kinds: Kinds) -> None:
-    """To the last bit, whatever else is in the batch."""
+    """The scores are equal to the last bit, whatever else is in the batch."""
     at = branch(kinds)
     want = [slow_scores(article, at) for article in articles]
     assert np.array_equal(scored(articles, at), np.reshape(want, (len(articles), 4)))
@@ -113,7 +113,7 @@ def test_scores_are_those_of_a_slow_reference(articles: list[bytes], kinds: Kind
 def test_neighbours_and_batches_do_not_matter() -> None:
     rng = np.random.default_rng(1)
     articles = [b"".join(rng.choice(PIECES, rng.integers(0, 90))) for _ in range(50)] + HOSTILE
-    at = branch(KINDS[0], classes=2000)  # so many that a batch is of 8 KiB, and the articles are several
+    at = branch(KINDS[0], classes=2000)  # so many classes that a batch has 8 KiB, and the articles take several batches
     whole = scored(articles, at)
     assert np.array_equal(whole, np.concatenate([scored([article], at) for article in articles]))
     texts = Texts.of(articles)
@@ -121,7 +121,7 @@ def test_neighbours_and_batches_do_not_matter() -> None:
 
 
 def test_a_linear_model_on_tf_idf_is_kept() -> None:
-    """The table is what is documented: features of two kinds, each of length one where no n-gram is repeated."""
+    """The table is as documented: features of two kinds, each kind of length one where no n-gram is repeated."""
     rng = np.random.default_rng(2)
     kinds, text = KINDS[0], b"The home team won, and the stocks of the home fell on Monday"
     weights, importance = rng.normal(size=(1 << BITS, 3)), rng.uniform(1, 9, 1 << BITS)
@@ -134,7 +134,7 @@ def test_a_linear_model_on_tf_idf_is_kept() -> None:
 
 
 def test_the_engine_adds_the_branch_to_the_logits(small_model: Model) -> None:
-    """In the same bits alone and among others, for text and for ids."""
+    """The bits are the same alone and among other articles, for text and for ids."""
     model = replace(small_model, ngrams=branch(Kinds(2, (3, 5), 300), len(small_model.classes)))
     articles = [b"Stocks fell on Monday", b"", b"The home team won " * 30, *HOSTILE[:6]]
     texts = Texts.of(articles)
@@ -207,7 +207,7 @@ def test_a_branch_that_does_not_fit_is_refused(small_model: Model) -> None:
 
 
 def test_a_damaged_branch_in_a_file_is_refused(small_model: Model) -> None:
-    """A tensor that lacks, one too many, metadata that is none, a flipped bit, and a hash of a later version."""
+    """The damage is a missing tensor, one too many, wrong metadata, a flipped bit, or a hash of a later version."""
     whole = replace(small_model, ngrams=branch(KINDS[0], len(small_model.classes))).to_bytes()
     tensors, about, _ = model_file.decode(whole, "m")
     header = int.from_bytes(whole[:8], "little")
@@ -228,12 +228,12 @@ def test_a_damaged_branch_in_a_file_is_refused(small_model: Model) -> None:
 
 
 def replace_about(about: model_file.About) -> model_file.About:
-    """The same metadata without the branch."""
+    """Return the same metadata without the branch."""
     return model_file.About(about.alphabet, about.classes, about.length, about.card, about.frame, about.scales)
 
 
 def test_sums_are_exact_at_their_largest() -> None:
-    """As many n-grams as a text can have, in as few buckets as one tile of rows has, with the largest weights."""
+    """A text has as many n-grams as possible, in as few buckets as one tile of rows has, with the largest weights."""
     text = ("abcdefgh" * (ngrams.MOST_READ // 8)).encode()
     kinds = Kinds(words=0, characters=(5, 8), reads=ngrams.MOST_READ)
     table = np.tile(np.array([32_767, -32_768, 32_766, 14_563], np.int16), (1 << 12, 1))

@@ -1,6 +1,7 @@
-"""What is done to texts before a model reads them: as the authors of published models do it, and wherever texts come.
+"""The preparation of texts before a model reads them: it equals the steps of the authors of published models, wherever
+the texts come from.
 
-The authors' steps stand here in our words, with Python's own functions and the packages that they use.
+This module has the authors' steps in our own words, with Python's functions and the packages that the authors use.
 """
 
 from __future__ import annotations
@@ -72,7 +73,7 @@ ODD = [
 
 
 def hostile(seed: int, count: int) -> list[str]:
-    """Texts of odd pieces, and of characters of every script that Python knows."""
+    """Return texts of odd pieces, and of characters of every script that Python knows."""
     rng = np.random.default_rng(seed)
     known = [chr(code) for code in range(sys.maxunicode) if unicodedata.category(chr(code)) not in ("Cs", "Cn", "Co")]
     texts = ["", " ", "\n", "a", "\r\n"]
@@ -88,7 +89,7 @@ def hostile(seed: int, count: int) -> list[str]:
 
 @pytest.fixture(scope="session")
 def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A stand-in for DeepSeek-V2's: byte pairs too, learned here."""
+    """A stand-in for DeepSeek-V2's tokenizer: also byte pairs, trained here."""
     made = tokenizers.Tokenizer(tokenizers.models.BPE())
     made.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
     made.decoder = tokenizers.decoders.ByteLevel()
@@ -152,7 +153,7 @@ AUTHORS: dict[str, Callable[[str, Any], str]] = {
 
 @pytest.fixture(scope="session")
 def plain(tmp_path_factory: pytest.TempPathFactory, tokenizer: Path) -> Path:
-    """A model of the original library's, beside the tokenizer."""
+    """A model trained by the original library, beside the tokenizer."""
     text = tokenizer.parent / "train.txt"
     text.write_text(training_text(), encoding="utf-8")
     file = tokenizer.parent / "plain.bin"
@@ -184,10 +185,10 @@ plain_steps = st.lists(
 @settings(max_examples=examples(300), deadline=None)
 @given(plain_steps, st.lists(st.text(st.sampled_from("ab\n\t\x1f\x85 \u3000é_"))))
 def test_steps_that_go_byte_by_byte_do_what_the_steps_do(steps: list, texts: list[str]) -> None:
-    """A GPU does them by a table, and then strips."""
+    """A GPU applies them by a table, and then strips."""
     preparation = Preparation(tuple(steps))
     plain = preparation.byte_steps
-    if plain is None:  # what is stripped depends on the order
+    if plain is None:  # the order decides what is stripped
         assert Strip() in steps
         return
     mapped = [text.encode().translate(plain.table).decode() for text in texts]
@@ -231,7 +232,7 @@ LETTERS = [*"\r\n -aZ~\x85é×ΣİжЖض\u07ff\u0840\u0939\u2028\ufb01一", "\U0
     st.lists(st.text(st.sampled_from(LETTERS), max_size=5)), st.sets(st.sampled_from(LETTERS), min_size=1, max_size=3)
 )
 def test_steps_take_each_text_alone(texts: list[str], removed: set[str]) -> None:
-    """One text ends with what the next goes on with, and characters of each size are removed."""
+    """The end of a text and the start of the next do not combine, and characters of each size are removed."""
     texts = ["\r", "\n", *LETTERS, *texts]
     column = pa.array(texts, pa.large_string())
     characters = "[" + "".join(rf"\x{{{ord(one):x}}}" for one in sorted(removed)) + "]"
@@ -250,7 +251,7 @@ def test_100_000_texts_have_the_authors_texts_and_the_originals_scores(
     file, of_lid = tmp_path / "model.bin", lid() if name in ("lid.176", "dolma-lid") else None
     if of_lid:
         file.write_bytes(of_lid.read_bytes())
-    else:  # one of the original's that is trained on texts prepared by the authors' steps
+    else:  # a model of the original library, trained on texts prepared by the authors' steps
         lines = [line.partition(" ") for line in training_text().splitlines()]
         made = theirs(name, [text for *_, text in lines] + texts[:3000], tokenizer)
         bare = [" ".join(text.replace("__label__", "").split()) for text in made]
@@ -276,7 +277,7 @@ def test_100_000_texts_have_the_authors_texts_and_the_originals_scores(
 
 @pytest.fixture(scope="module")
 def reading(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
-    """A worker that reads in processes, as a GPU's does."""
+    """A cluster with one worker that reads in processes, as a worker with a GPU does."""
     preload = (
         "from broadsheet.pipeline.job.worker import STATE\nSTATE.small_bytes = 0\n"
         "def dask_setup(worker):\n    STATE.read_in_processes(2, 2)\n"
@@ -323,7 +324,7 @@ def test_texts_are_prepared_wherever_they_come_from(
         classify(file, output, model=plain, device="cpu", resume=True)
     checked(classify(file, output, model=kept, device="cpu", client=reading, chunk_size=64, overwrite=True))
     checked(classify(texts, model=model, device="cpu"))
-    folder = tmp_path / "parquet"  # of which several files become one chunk, without the rows that cannot be read
+    folder = tmp_path / "parquet"  # several files become one chunk, without the rows that cannot be read
     folder.mkdir()
     for first in range(0, len(texts), 100):
         pq.write_table(pa.table({"text": [None, *texts[first : first + 100]]}), folder / f"{first:03}.parquet")
@@ -340,8 +341,8 @@ def test_texts_are_prepared_wherever_they_come_from(
 
 
 def test_beside_prepared_texts_no_more_is_carried_than_is_shown(plain: Path, tmp_path: Path) -> None:
-    """Texts that a model reads as they came are whole, and where one begins with much space, which may be all of it or
-    not, all texts of its chunk are.
+    """Texts that a model reads unprepared are carried whole. If one text of a chunk begins with much white space, and
+    may be blank, all texts of the chunk are carried whole.
     """
     ordinary = ["word " * 500, "слово " * 500, "😀é" * 500, "short", "", " word" * 500]
     of_space = [*ordinary, " " * 900 + "word", " \u3000" * 900]
@@ -371,7 +372,7 @@ def test_beside_prepared_texts_no_more_is_carried_than_is_shown(plain: Path, tmp
 
 
 def test_windows_are_of_the_prepared_text(tmp_path: Path) -> None:
-    """A network reads a part of a text: that of the prepared one."""
+    """A network reads only part of a text, and here that is a part of the prepared text."""
     steps = b'[{"step": "replace", "pattern": "#", "by": ""}, {"step": "squeeze"}]'
     model = load_model("ag-news")
     texts = [("#" * 3000 + "Stocks fell.  ") * 40, "#" * 2000 + "The home team won.", ""]

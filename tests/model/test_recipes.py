@@ -1,4 +1,4 @@
-"""Recipes of published encoders: stand-ins of the same format have the scores that their authors' code gives."""
+"""Recipes of published encoders: stand-ins in the same format give the scores that the authors' code gives."""
 
 from __future__ import annotations
 
@@ -58,7 +58,9 @@ def test_finepdfs_heads_give_numbers_from_their_lowest_to_their_highest(tmp_path
 
 
 def test_a_head_that_is_a_class_of_its_authors_is_refused_with_the_remedy(tmp_path: Path) -> None:
-    """NVIDIA's classifiers are saved so: config.json names the encoder, and the head has no class in transformers."""
+    """NVIDIA's classifiers are saved this way: config.json names the encoder, and transformers has no class for the
+    head.
+    """
     folder = classifier(tmp_path / "domain", "deberta-v2")
     about = {"base_model": "microsoft/deberta-v3-base", "fc_dropout": 0.2, "id2label": {"0": "Adult", "1": "News"}}
     (folder / "config.json").write_text(json.dumps(about))

@@ -1,4 +1,4 @@
-"""The specification: characters to ids against a slow decoder, and the forward pass against float64 and PyTorch."""
+"""The specification: ids of characters against a slow decoder, and the forward pass against float64 and PyTorch."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def one_hot(ids: NDArray[np.uint8], symbols: int) -> NDArray[np.float64]:
 
 
 def definition(model: Model, ids: NDArray[np.uint8]) -> NDArray[np.float64]:
-    """The network in float64, channels first, written from its definition alone."""
+    """Return the network's logits in float64, channels first, computed from its definition alone."""
     t = {name: np.asarray(tensor, np.float64) for name, tensor in model.tensors.items()}
 
     def conv(x: NDArray[np.float64], name: str) -> NDArray[np.float64]:
@@ -62,7 +62,7 @@ def definition(model: Model, ids: NDArray[np.uint8]) -> NDArray[np.float64]:
 
 
 def random_ids(model: Model, lengths: list[int], seed: int) -> NDArray[np.uint8]:
-    """Articles of these many characters, known and unknown, then padding."""
+    """Return articles of these lengths, with known and unknown characters, then padding."""
     rng = np.random.default_rng(seed)
     ids = rng.integers(0, len(model.alphabet) + 1, (len(lengths), model.length)).astype(np.uint8)
     ids[np.arange(model.length) >= np.array(lengths)[:, None]] = model.alphabet.padding
@@ -124,7 +124,7 @@ def test_logits_agree_with_pytorch(model: Model) -> None:
 
 
 def test_articles_of_different_lengths_stand_in_one_batch() -> None:
-    """Row offsets: each article's rows give what they give alone."""
+    """Row offsets separate the articles, and each article's rows give what they give alone."""
     rng = np.random.default_rng(7)
     lengths = np.array([9, 40, 3, 17])
     offsets = np.concatenate([[0], np.cumsum(lengths)])
@@ -141,7 +141,7 @@ def test_articles_of_different_lengths_stand_in_one_batch() -> None:
 @settings(max_examples=examples(12), deadline=None)
 @given(data=st.data(), frame=st.sampled_from(["dense", "text"]))
 def test_an_article_scores_the_same_bits_in_any_company(small_model: Model, data: st.DataObject, frame: Frame) -> None:
-    """Batch size, position, neighbours, repetition and threads decide nothing."""
+    """Batch size, position, neighbours, repetition and threads change nothing."""
     small_model = replace(small_model, frame=frame)
     articles = data.draw(st.lists(st.text(max_size=200).map(str.encode), min_size=1, max_size=70))
     order = data.draw(st.permutations(range(len(articles))))
@@ -166,7 +166,9 @@ def test_texts_that_come_cut_keep_the_length_they_are_told(small_model: Model) -
 
 
 def test_blas_keeps_one_thread_until_the_last_engine_of_the_process_has_computed(small_model: Model) -> None:
-    """Of two calls that overlap, the first one ends first. With several threads a product would have other bits."""
+    """If two calls overlap, the one that began first ends first. With several threads, a product would have
+    other bits.
+    """
     begun, first_ended = [Event(), Event()], Event()
     first, second = (open_engine(small_model, "cpu", threads=1) for _ in range(2))
 
@@ -208,7 +210,9 @@ ALPHABETS = [Alphabet(PUBLISHED), Alphabet("aé€😀-a"), Alphabet("".join(map
 
 
 def characters_of(article: bytes) -> list[str | None]:
-    """The characters of an article, None for a byte that is part of none: Python's decoder, one character a call."""
+    """Return the characters of an article, with None for an invalid byte. Python's decoder reads one
+    character a call.
+    """
     found: list[str | None] = []
     at = 0
     while at < len(article):
@@ -262,14 +266,14 @@ hostile = st.lists(pieces, max_size=6).map(b"".join)
 
 @settings(max_examples=examples(300), deadline=None)
 @given(st.lists(hostile, max_size=6), st.sampled_from(ALPHABETS), st.integers(1, 40))
-@example([b"\xe2\x82", b"\xac"], ALPHABETS[1], 5)  # a sequence must not run over into the next article
+@example([b"\xe2\x82", b"\xac"], ALPHABETS[1], 5)  # a sequence must not continue in the next article
 def test_encode_agrees_with_a_plain_decoder(articles: list[bytes], alphabet: Alphabet, length: int) -> None:
     check(articles, alphabet, length)
 
 
 # Characters of one to four bytes in UTF-8.
 @pytest.mark.parametrize("filler", ["a", "é", "€", "😀", "一"])
-# No character, one, those around the 1,014 that are read, and a long text.
+# No character, one, lengths around the 1,014 characters that are read, and a long text.
 @pytest.mark.parametrize("count", [0, 1, 1013, 1014, 1015, 70_000])
 def test_the_cut_falls_inside_and_beside_multi_byte_characters(filler: str, count: int) -> None:
     article = (filler * count).encode()
@@ -277,7 +281,7 @@ def test_the_cut_falls_inside_and_beside_multi_byte_characters(filler: str, coun
     check([article, b"", shifted, article[:-1]], ALPHABETS[1], 1014)
 
 
-# A character, a byte that never occurs in UTF-8, and the first byte of a character that is cut off.
+# A character, a byte that never occurs in UTF-8, and the first byte of an incomplete character.
 @pytest.mark.parametrize("end", [b"x", b"\xff", b"\xe4"])
 def test_a_very_long_article_is_counted_whole_in_bounded_memory(end: bytes) -> None:
     article = "é😀".encode() * (3 << 19) + end

@@ -1,4 +1,4 @@
-"""RoBERTa, XLM-R and CamemBERT, and BERT with other tokens than WordPiece's: in NumPy, against transformers."""
+"""RoBERTa, XLM-R and CamemBERT, and BERT with tokenizers other than WordPiece: in NumPy, against transformers."""
 
 from __future__ import annotations
 
@@ -41,7 +41,9 @@ torch.set_num_threads(1)
 
 TOLERANCE = 1e-5
 PADDED = ["<pad>", "a <pad> b", "<pad><pad> the ferry <pad>is late", "the ferry " * 60 + "<pad>"]
-"""Padding that a text spells out has a place of its own in these families, and takes none from others."""
+"""Texts that spell out the padding token. In these families it takes a position, and changes no other token's
+position.
+"""
 
 
 def own(folder: Path, family: str, classes: int = 3, **more: Any) -> Path:
@@ -71,9 +73,9 @@ def test_scores_are_those_of_transformers(tmp_path: Path, family: str, classes: 
     else:
         wanted = np.array([one["class 0"] for one in expected])
         np.testing.assert_allclose(found.scores[:, 0], wanted, atol=TOLERANCE, rtol=TOLERANCE)
-    assert np.ptp(wanted, axis=0).max() > 0.05  # texts differ
+    assert np.ptp(wanted, axis=0).max() > 0.05  # the texts differ in their scores
     again = classified(Model.from_bytes(model.to_bytes()), texts[::-1])
-    np.testing.assert_array_equal(again.scores[::-1], found.scores)  # whatever stands beside a text
+    np.testing.assert_array_equal(again.scores[::-1], found.scores)  # whatever other texts are in the batch
 
 
 @pytest.mark.parametrize(
@@ -93,7 +95,7 @@ def test_vectors_are_those_of_sentence_transformers(
 
 @pytest.fixture(scope="module", params=["roberta", "xlm-roberta"])
 def both(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Encoder, Any]:
-    """An encoder, and the tokenizer that transformers makes of its folder."""
+    """An encoder, and the tokenizer that transformers loads from its folder."""
     import transformers
 
     folder = own(tmp_path_factory.mktemp("it") / "folder", request.param)
@@ -123,7 +125,7 @@ def test_inspect_says_that_own_kernels_compute_it(tmp_path: Path, broadsheet_her
 
 
 def test_a_tokenizer_with_more_tokens_than_the_model_is_refused(tmp_path: Path) -> None:
-    """In a folder by its reader; in a model file, which is input too, before a GPU could read beyond the vectors."""
+    """The reader refuses a folder. A model file is refused too, before a GPU could read beyond the vectors."""
     folder = own(tmp_path / "folder", "roberta")
     model = load_model(folder)
     encoder = model.encoder

@@ -1,4 +1,4 @@
-"""Tokens of encoders against those of `tokenizers`."""
+"""Tokens of encoders compared with those of `tokenizers`."""
 
 from __future__ import annotations
 
@@ -37,7 +37,9 @@ POINTS = [chr(c) for c in range(0x110000) if not 0xD800 <= c < 0xE000]
 
 @pytest.fixture(scope="module")
 def encoder(tmp_path_factory: pytest.TempPathFactory) -> tuple[Encoder, Tokenizer]:
-    """With entries for what becomes of the first 12,288 code points and of marks, which MiniLM does not know."""
+    """An encoder with entries for the first 12,288 code points as normalised, and for marks, which MiniLM does not
+    know.
+    """
     folder = saved(tmp_path_factory.mktemp("encoder"), vocab_size=60_000, hidden_size=8, num_attention_heads=1)
     about = json.loads((folder / "tokenizer.json").read_text())
     library = tokenizer(folder)
@@ -62,12 +64,12 @@ BRIEF = st.text("ab", min_size=1, max_size=5)
 
 @settings(max_examples=examples(300))
 @example(entries={"abab", "##b", "a"}, words=["abab", "ababb", "ab", "ba"])  # the longest entry is a whole word
-@example(entries={"a", "##babab"}, words=["ababab", "ababa"])  # or what continues one
+@example(entries={"a", "##babab"}, words=["ababab", "ababa"])  # the longest entry continues a word
 @given(entries=st.sets(BRIEF | BRIEF.map("##{}".format), max_size=12), words=st.lists(BRIEF, max_size=6))
 def test_words_are_cut_as_the_library_cuts_them(entries: set[str], words: list[str]) -> None:
-    """By any vocabulary, up to its longest entry."""
+    """The vocabulary may be any. The words are as long as its longest entry, or shorter."""
     tokenizers = pytest.importorskip("tokenizers")
-    vocabulary = ["?", "<", ">", *sorted(entries)]  # shorter than the longest
+    vocabulary = ["?", "<", ">", *sorted(entries)]  # shorter than the longest entry
     model = tokenizers.models.WordPiece({word: i for i, word in enumerate(vocabulary)}, unk_token="?")
     ours = WordPiece.of(Rules(1, 2, 0, "##", 100, {}, ""), vocabulary, {})
     data = " ".join(words).encode()

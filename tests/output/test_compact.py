@@ -1,4 +1,6 @@
-"""Small parts joined into parts of a target size: the same rows, in a folder that goes on like any other job's."""
+"""Joining small parts into parts of a target size: the rows stay the same, and the folder goes on like any
+other job's.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,9 @@ Run = Callable[..., JobReport]
 
 
 def write(folder: Path, name: str, rows: int, version: int = 0) -> None:
-    """So many rows of 2 KB and a bad one. Two or three files of 14 rows share a range; one of 120 is read in parts."""
+    """Write `rows` rows of 2 KB and a bad one. Two or three files of 14 rows share a range; one of 120 is read in
+    parts.
+    """
     folder.mkdir(exist_ok=True)
     lines = [f"{i},class {i % 4},{version} {name} {i} {'text ' * (i % 7)}{'.' * 2000}\n" for i in range(rows)]
     (folder / name).write_text(f"id,kind,text\n{''.join(lines)}{rows}\n")
@@ -55,7 +59,7 @@ def parts(out: Path) -> list[Path]:
 
 
 def rows_in(out: Path) -> list[int]:
-    """The rows of each part."""
+    """Return the number of rows in each part."""
     return [pq.read_metadata(path).num_rows for path in parts(out)]
 
 
@@ -69,7 +73,7 @@ def label(client: Client, small_model: Model) -> Run:
 
 @pytest.fixture(scope="module")
 def labelled(label: Run, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The input `in`, 181 rows of five files, and the folder `out` with their 176 labels in 37 parts."""
+    """The input `in`, with 181 rows in five files, and the folder `out`, with their 176 labels in 37 parts."""
     top = tmp_path_factory.mktemp("labelled")
     for name in ("a.csv", "b.csv", "c.csv", "d.csv"):
         write(top / "in", name, 14)
@@ -107,7 +111,9 @@ LAYOUTS = (
 def test_the_rows_are_those_of_a_job_whose_parts_are_small(
     label: Run, inputs: list[dict[str, tuple[int, int]]], layout: dict[str, Any], part_rows: list[int | None]
 ) -> None:
-    """After each of several updates, before some of which parts were joined, whatever came, changed or went."""
+    """The test updates the folder several times while files come, change or go, and may join parts after each
+    update.
+    """
     with tempfile.TemporaryDirectory() as name:
         folder, out = Path(name) / "in", Path(name) / "out"
         run = partial(label, folder, **layout)
@@ -133,7 +139,7 @@ def test_parts_have_the_target_size_and_those_that_are_large_stay(label: Run, to
     out = top / "out"
     before = verify(out)
     compact(out, 60)
-    assert rows_in(out) == [61, 61, 54]  # in chunks of 5, of which some are cut short by the end of a range
+    assert rows_in(out) == [61, 61, 54]  # chunks have 5 rows, but some are cut short at the end of a range
     assert in_order(pq.read_table(out / "parts")) == in_order(pq.read_table(top / "out" / "parts"))
     assert verify(out).rows_written == before.rows_written == sum(rows_in(out))
     large = {path.name: path.stat().st_mtime_ns for path in parts(out)}
@@ -141,7 +147,7 @@ def test_parts_have_the_target_size_and_those_that_are_large_stay(label: Run, to
         write(top / "in", night, 14)
         label(top / "in", out, update=True)
     assert len(parts(out)) == len(large) + 6
-    report = label(top / "in", out, update=True, part_rows=60)  # which has nothing new, and joins what came before
+    report = label(top / "in", out, update=True, part_rows=60)  # finds nothing new, and joins the earlier parts
     assert report.run.rows == 0
     assert sorted(rows_in(out)) == sorted([61, 61, 54, 28])
     assert {name: written for name, written in large.items() if (out / "parts" / name).exists()} == large
@@ -150,7 +156,7 @@ def test_parts_have_the_target_size_and_those_that_are_large_stay(label: Run, to
 
 @pytest.mark.slow
 def test_many_small_files_and_many_labels_become_few_parts(label: Run, tmp_path: Path) -> None:
-    """In one run, and the summary says so. Rows of several folders are joined folder by folder."""
+    """One run does this, and its summary says so. Rows of several folders are joined folder by folder."""
     for number in range(30):
         write(tmp_path / "in", f"{number:02d}.csv", 10)
     report = label(tmp_path / "in", tmp_path / "out", part_rows=400)
@@ -192,7 +198,7 @@ MOMENTS = {
     "before _SUCCESS": ("replace", "_SUCCESS", 1),
 }
 QUICK_MOMENT = "before the manifest"
-"""The one that `make test` takes."""
+"""The moment at which `make test` kills the compaction."""
 KILLED = """
 import os, signal, sys
 from broadsheet.pipeline import compact
@@ -213,7 +219,7 @@ compact(sys.argv[4], 60)
     "moment", [QUICK_MOMENT, *(pytest.param(one, marks=pytest.mark.slow) for one in MOMENTS if one != QUICK_MOMENT)]
 )
 def test_a_compaction_that_is_killed_loses_nothing(label: Run, small_model: Model, top: Path, moment: str) -> None:
-    """Whatever is done next: the same again, a resume, an update, or a dry run, which changes nothing."""
+    """Next comes the same command, a resume, an update, or a dry run, which changes nothing."""
     out, whole = top / "out", in_order(pq.read_table(top / "out" / "parts"))
     command = [sys.executable, "-c", KILLED, *map(str, MOMENTS[moment]), str(out)]
     assert subprocess.run(command, cwd=ROOT, check=False).returncode == -signal.SIGKILL
@@ -274,7 +280,7 @@ def test_what_cannot_be_written_leaves_the_folder_as_it_was(top: Path) -> None:
 
 
 def test_files_that_were_not_wholly_readable_keep_their_parts(label: Run, top: Path, tmp_path: Path) -> None:
-    """So that a resumed job reads them again once they are repaired."""
+    """A resumed job can then read the files again once they are repaired."""
     bad = top / "in" / "c2.csv.gz"
     bad.write_bytes(gzip.compress(b"id,kind,text\n" + b"1,class 1,text\n" * 3)[:-9])
     out = tmp_path / "out"
@@ -282,12 +288,12 @@ def test_files_that_were_not_wholly_readable_keep_their_parts(label: Run, top: P
     compact(out, 60)
     assert verify(out).problems == first.tally.totals.problems
     assert len(first.tally.totals.problems) == 1
-    select(out, tmp_path / "all", part_rows=1000)  # which nobody resumes
+    select(out, tmp_path / "all", part_rows=1000)  # nobody resumes a selection
     assert len(parts(tmp_path / "all")) == 1 < len(parts(out))
     assert verify(tmp_path / "all").problems == first.tally.totals.problems
     bad.write_bytes(gzip.compress(b"id,kind,text\n1,class 1,text\n"))
     update = label(top / "in", out, update=True, changed=True)
-    assert update.run.rows < 60  # those of the files that were read together with it
+    assert update.run.rows < 60  # the repaired file's rows, and those of files that were read together with it
     assert (verify(out, input=True, root=top / "in").rows_read, verify(out).problems) == (182, ())
 
 

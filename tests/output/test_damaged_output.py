@@ -1,4 +1,6 @@
-"""Output folders that are damaged, forged or not ours: a message, and with --resume only what is damaged is redone."""
+"""Output folders that are damaged, forged or not ours: each gives a message, and --resume redoes only the
+damaged part.
+"""
 
 from __future__ import annotations
 
@@ -36,9 +38,9 @@ ROWS = 68
 
 
 class Finished(NamedTuple):
-    """A finished job over two compressed CSVs, one without rows and a large Parquet file in two parts: five ranges.
+    """A finished job over two compressed CSVs, a CSV without rows, and a large Parquet file in two parts: five ranges.
 
-    run: takes the output folder and options. files: what its folder held.
+    run: runs the job, given an output folder and options. files: the contents of its folder.
     """
 
     out: Path
@@ -69,7 +71,7 @@ def undisturbed(client: Client, small_model: Model, tmp_path_factory: pytest.Tem
 
 @pytest.fixture
 def job(undisturbed: Finished, tmp_path: Path) -> Finished:
-    """A copy of the folder."""
+    """A copy of the finished job's folder."""
     out = shutil.copytree(undisturbed.out, tmp_path / "out")
     return Finished(out, partial(undisturbed.run, out), undisturbed.files)
 
@@ -87,7 +89,7 @@ def forge_plan(out: Path, change: Callable[[Any], object]) -> None:
 
 
 def give_hash(out: Path) -> None:
-    """Make the plan that of the manifest."""
+    """Write the hash of the plan into the manifest."""
     digest = hashlib.sha256((out / "_plan.json").read_bytes()).hexdigest()
     changed(out / "_manifest.json", lambda manifest: manifest.update(plan=digest))
 
@@ -117,7 +119,8 @@ def test_what_is_damaged_costs_its_chunk(job: Finished) -> None:
     entries = [job.one(f"_entries/part-{name}-*") for name in ("000000-0000000", "000000-0000001", "000001-0000001")]
     entries[0].write_bytes(b"")
     entries[1].write_bytes(entries[1].read_bytes()[:200])
-    changed(entries[2], lambda entry: entry.update(job=entry["job"][:8] + "01234567"))  # of a job with such an id
+    # An entry of a job whose id has the same beginning.
+    changed(entries[2], lambda entry: entry.update(job=entry["job"][:8] + "01234567"))
     job.one("parts/part-000003-0000000-*").write_bytes(b"PAR1")
     job.one("parts/part-000003-0000001-*").unlink()
     fifo = job.one("_entries/part-000004-0000000-*")
@@ -131,7 +134,7 @@ def test_what_is_damaged_costs_its_chunk(job: Finished) -> None:
 
 
 def test_entries_of_another_job_do_not_count(job: Finished) -> None:
-    """Neither by their content, above, nor by their name."""
+    """The content of an entry, as tested above, and its name both have to match the job."""
     entry = job.one("_entries/part-000001-0000001-*")
     other = entry.with_name(entry.name.replace(entry.stem[-8:], "01234567"))
     entry.rename(other)
@@ -156,7 +159,9 @@ def test_a_missing_entry_of_what_was_counted_as_it_was_read_is_noticed(job: Fini
 
 @pytest.mark.parametrize("lost", ["a row", "the last chunk"])
 def test_rows_that_no_entry_accounts_for_are_noticed(job: Finished, lost: str) -> None:
-    """Though each chunk begins where the one before it ends, and there are as many as the group's end says."""
+    """The chunks still follow one another without a gap, and their number equals the one in the group's
+    closing entry.
+    """
     end = job.one("_entries/group-000001-*")
     if lost == "a row":
         changed(end, lambda entry: entry["files"][0].__setitem__(1, entry["files"][0][1] + 1))
@@ -173,7 +178,7 @@ def test_rows_that_no_entry_accounts_for_are_noticed(job: Finished, lost: str) -
 def test_a_chunk_whose_part_is_not_whole_is_not_taken_for_committed(
     job: Finished, spoil: Callable[[Path], None]
 ) -> None:
-    """By a worker that takes over from a lost one, which reads no part."""
+    """The check is the one of a worker that takes over from a lost worker, which reads no part."""
     folder = OutputFolder(place_of(job.out))
     about = folder.manifest().fingerprint
     assert len(folder.entries_of(1, about.id, about.settings.names)) == 3
@@ -342,7 +347,7 @@ def test_what_is_no_regular_file_is_not_waited_for(
         os.mkfifo(path)
     elif kind == "socket":
         with socket.socket(socket.AF_UNIX) as listening:
-            monkeypatch.chdir(path.parent)  # a socket's path is short
+            monkeypatch.chdir(path.parent)  # the path of a socket has to be short
             listening.bind(path.name)
     else:
         path.symlink_to("/dev/zero")
@@ -404,7 +409,9 @@ def _parquet(table: pa.Table) -> bytes:
 
 
 def test_a_limit_on_file_size_met_by_the_plan(job: Finished) -> None:
-    """There is nothing to resume yet, and smaller chunks would make the plan larger."""
+    """The message asks for a larger chunk size, as there is nothing to resume, and smaller chunks make the
+    plan larger.
+    """
     shutil.rmtree(job.out)
     with file_size_limit(500), pytest.raises(OutputError) as raised:
         job.run()
@@ -414,10 +421,10 @@ def test_a_limit_on_file_size_met_by_the_plan(job: Finished) -> None:
     assert contents(job.out) == job.files
 
 
-# Records of an output folder with any content: a message, and no row is lost.
+# Records of an output folder with any content give a message, and no row is lost.
 
 
-__all__ = ["undisturbed"]  # a fixture of the test here too
+__all__ = ["undisturbed"]  # a fixture that the test below uses too
 
 RECORDS = [
     "_manifest",
@@ -436,13 +443,13 @@ VALUES = st.recursive(
 
 
 def places(value: Any) -> list[tuple[Any, Any]]:
-    """Every value within one, as its container and its key or index."""
+    """Return every value nested in a value, as pairs of its container and its key or index."""
     keys = list(value) if isinstance(value, dict) else range(len(value)) if isinstance(value, list) else ()
     return [(value, key) for key in keys] + [place for key in keys for place in places(value[key])]
 
 
 def disturbed(data: st.DataObject, text: bytes) -> bytes:
-    """A JSON file with one value replaced, removed or doubled, cut short, or replaced as a whole."""
+    """Return a JSON file that is cut short, replaced as a whole, or has one value replaced, removed or doubled."""
     whole = data.draw(st.none() | st.binary(max_size=20) | VALUES.map(lambda v: json.dumps(v).encode()), "the whole")
     if whole is not None:
         return whole
@@ -468,7 +475,9 @@ def disturbed(data: st.DataObject, text: bytes) -> bytes:
 def test_no_record_whatever_it_holds_ends_in_a_traceback_or_loses_a_row(
     undisturbed: Finished, tmp_path: Path, data: st.DataObject
 ) -> None:
-    """verify and --resume end with a message, or the output is whole; a plan is forged together with its hash."""
+    """verify and --resume end with a message, or the output is complete. The test forges a plan together with
+    its hash.
+    """
     out = tmp_path / "within" / "out"
     shutil.rmtree(out, ignore_errors=True)
     shutil.copytree(undisturbed.out, out)

@@ -1,4 +1,4 @@
-"""Finished jobs looked at by the values of a column, and compared, against the same counted by pandas."""
+"""Inspecting finished jobs by the values of a column, and comparing jobs, against the same counts made by pandas."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def table_of(kind: str, rows: list[tuple]) -> pa.Table:
 def test_values_have_the_figures_that_pandas_finds(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject, kind: str, at: list[float] | None
 ) -> None:
-    """Whatever the values and the scores are, nulls and numbers that are none among them."""
+    """The values and scores may be anything, including nulls and NaN."""
     row = st.tuples(VALUES[kind], SHARES, st.none() | st.sampled_from("xyz"), st.integers(0, 10_000))
     rows = data.draw(st.lists(row, min_size=1, max_size=60))
     path = tmp_path_factory.mktemp("look") / "labels.parquet"
@@ -49,7 +49,7 @@ def test_values_have_the_figures_that_pandas_finds(
     (told,) = look(str(path), ["value"], at=at or ())
     frame = pd.DataFrame(rows, columns=["value", "score", "label", "n_chars"]).astype({"score": "float32"})
 
-    def key(value: object) -> str:  # 0.0 and -0.0 are one value
+    def key(value: object) -> str:  # 0.0 and -0.0 count as the same value
         return shown("nan" if value != value else value + 0.0 if isinstance(value, float) else value)
 
     frame["value"] = [key(value) for value, *_ in rows]
@@ -85,7 +85,7 @@ ROWS = 400
 
 
 def written(folder: Path) -> Path:
-    """Sources: with constant scores, wholly kept, wholly dropped, and with scores that follow length."""
+    """Write four sources: all kept, all dropped, constant scores, and scores that follow length. Return the folder."""
     rng = np.random.default_rng(3)
     source = np.repeat(["good", "bad", "same", "long"], ROWS // 4)
     score = np.select([source == "good", source == "bad", source == "same"], [0.95, 0.1, 0.6], rng.random(ROWS))
@@ -121,12 +121,12 @@ def test_a_filter_that_sorts_by_source_is_noticed(tmp_path: Path, ending: str, b
     assert all(line in (tmp_path / "page.html").read_text() for line in warned)
     code, said = broadsheet_here("inspect", rows, "--per", "label", "--at", 0.2, "--report", tmp_path / "page.html")
     assert (code, re.findall("Warning.*", said)) == (0, [])
-    assert "wholly kept" not in (tmp_path / "page.html").read_text()  # in place of what was there
+    assert "wholly kept" not in (tmp_path / "page.html").read_text()  # the new report has replaced the old one
 
 
 @pytest.fixture(scope="module")
 def jobs(client: Client, small_model: Model, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two models over the same files: in other chunks, in another order, and one of them without some of the rows."""
+    """Jobs of two models over the same files, with different chunks and order. One of the jobs lacks some rows."""
     folder = tmp_path_factory.mktemp("jobs")
     rng = np.random.default_rng(5)
     for number, name in enumerate(("b", "a", "c")):
@@ -232,7 +232,7 @@ def test_what_cannot_be_looked_at_is_said(jobs: Path, tmp_path: Path, broadsheet
 
 
 class Contains:
-    """Equal to every text that has this within, however its lines are broken."""
+    """Equals every text that contains this one, wherever its lines break."""
 
     def __init__(self, text: str) -> None:
         self.text = text

@@ -1,4 +1,4 @@
-"""Files that the user named: none is lost to a full disk, nor to an option that names the wrong one."""
+"""Output files that the user names: neither a full disk nor an option that names the wrong file destroys one."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ OLD = b"what took a week to make"
 
 
 def test_an_old_file_outlives_a_new_one_that_does_not_fit(small_model: Model, tmp_path: Path) -> None:
-    """Whoever writes it; and nothing is left beside it."""
+    """Every function that writes a file keeps the old one, and nothing remains beside the file."""
     torch, figure = map(pytest.importorskip, ("torch", "matplotlib.figure"))
     from broadsheet.pipeline.train.checkpoint import Checkpoint
 
@@ -60,7 +60,7 @@ def test_an_old_file_outlives_a_new_one_that_does_not_fit(small_model: Model, tm
 def test_the_labels_of_a_job_are_one_file_once_all_are_there(
     client: Client, small_model: Model, tmp_path: Path, format_: str
 ) -> None:
-    """Whole, or not at all; and nothing stays beside it, unless that says which rows have no label."""
+    """The file is complete or absent. Nothing remains beside it, except a record of rows without a label."""
     source, labels = tmp_path / "in.csv", tmp_path / f"labels.{format_}"
     source.write_text("id,text\n" + "".join(f"{i},some words {i}\n" for i in range(30)))
     hidden = tmp_path / f".labels.{format_}.job"
@@ -163,7 +163,7 @@ def test_links_permissions_and_devices_stay_what_they_are(tmp_path: Path) -> Non
 def test_a_file_that_is_read_or_of_another_job_is_never_replaced(
     broadsheet_here: CommandHere, small_model_file: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Under whatever name, and with --overwrite; before any work."""
+    """The job refuses before any work, under whatever name the file is given, and with --overwrite too."""
     monkeypatch.chdir(tmp_path)
     rows = "text,kind\n" + "".join(f"some words {i},{i % 2}\n" for i in range(20))
     for name in ("in.csv", "other.html"):
@@ -225,7 +225,9 @@ def test_python_has_the_same_rules(small_model: Model, tmp_path: Path) -> None:
 def test_a_folder_that_is_read_is_never_written_to(
     broadsheet_here: CommandHere, small_model_file: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """By any command, under whatever name, and with --overwrite; before any work. What was there is whole after it."""
+    """Every command refuses before any work, under whatever name, and with --overwrite too. The folder keeps its
+    content.
+    """
     monkeypatch.chdir(tmp_path)
     Path("in.csv").write_text("text,kind\n" + "".join(f"some words {i},{i % 2}\n" for i in range(40)))
     Path("two").mkdir()

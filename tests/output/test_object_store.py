@@ -1,4 +1,4 @@
-"""Output in an object store, against a real S3 server: whole, exactly once, and the user told of what goes wrong."""
+"""Output in an object store, against a real S3 server: complete, exactly once, and with a message for each failure."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ ROWS = 60
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Texts of two labels, and some rows that belong into the quarantine."""
+    """Texts of two labels, and some rows that belong in the quarantine."""
     lines = [f'{i},"{random.Random(i).randbytes(40).hex()}"\n' if i % 9 else f"{i}\n" for i in range(ROWS)]
     path = tmp_path_factory.mktemp("in") / "in.csv"
     path.write_text("id,text\n" + "".join(lines))
@@ -70,7 +70,7 @@ def run(source: Path, client: Client, small_model: Model) -> Run:
 
 @pytest.fixture(scope="module")
 def on_disk(run: Run, tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
-    """The files of the same job in a folder."""
+    """The files of the same job in a folder on disk."""
     out = tmp_path_factory.mktemp("job") / "out"
     run(out)
     return contents(out)
@@ -120,7 +120,8 @@ def test_labels_and_chosen_rows_are_one_file_of_a_bucket(run: Run, s3: Folder, t
     run(f"{s3.url}/labels.parquet", endpoint=s3.endpoint)
     names = [name for name in s3.names() if not name.startswith(".")]
     kept = {name.partition("/")[0] for name in s3.names() if name.startswith(".")}
-    assert (names, kept) == (["labels.parquet"], {".labels.parquet.job"})  # for its rows in quarantine
+    # The folder stays because it holds the quarantined rows.
+    assert (names, kept) == (["labels.parquet"], {".labels.parquet.job"})
     select(tmp_path / "labels", f"{s3.url}/all.parquet", endpoint=s3.endpoint)
     assert s3.read("labels.parquet") == s3.read("all.parquet")
     select(tmp_path / "labels", f"{s3.url}/top.csv", top="20%", endpoint=s3.endpoint)
@@ -183,7 +184,9 @@ def test_of_jobs_that_begin_at_once_in_a_bucket_one_wins(run: Run, s3: Folder) -
 
 
 def test_a_job_whose_folder_in_a_bucket_is_taken_leaves_nothing_however_late(run: Run, s3: Folder) -> None:
-    """Its chunks in flight are committed, or tried to be, while the other job runs, and one long after it."""
+    """The job tries to commit its chunks in flight while the other job runs, and one more long after that job has
+    ended.
+    """
     late: list[Entry] = []
     texts = [f"article {i}" for i in range(24)]
 
@@ -205,7 +208,7 @@ def test_a_job_whose_folder_in_a_bucket_is_taken_leaves_nothing_however_late(run
 
 
 def test_two_resumes_at_once_in_a_bucket_both_finish(run: Run, s3: Folder, on_disk: dict[str, bytes]) -> None:
-    """The second looks at what is there, and finishes, while the first commits its chunks."""
+    """The second run lists what is there, and finishes, while the first commits its chunks."""
     run(s3.url, endpoint=s3.endpoint)
     s3.remove("_SUCCESS", *(name for name in on_disk if name.startswith("_entries/part")))
     again = partial(run, s3.url, endpoint=s3.endpoint, resume=True)
@@ -242,7 +245,7 @@ def test_what_is_there_with_another_content_is_named_and_damage_is_repaired(
 def test_faults_of_the_network_and_of_the_server_are_outlasted(
     run: Run, s3: Folder, proxy: Proxy, on_disk: dict[str, bytes]
 ) -> None:
-    """Every seventh request fails, each time in another way; an answer that is lost is that of a write, too."""
+    """Every seventh request fails, each time in another way. Writes lose their answers too."""
     faults = itertools.cycle(["drop", "reset", "lost", "slow", 503, 500])
     number = itertools.count(1)
     proxy.decide = lambda method, path: None if next(number) % 7 else next(faults)
@@ -252,7 +255,7 @@ def test_faults_of_the_network_and_of_the_server_are_outlasted(
 
 
 class JumpingClock:
-    """Of requests that are repeated: it passes while one pauses, and at once."""
+    """A clock for repeated requests. It advances only by the pauses between them, and pauses take no real time."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -265,7 +268,7 @@ class JumpingClock:
 
 
 def test_an_outage_is_outlasted(run: Run, s3: Folder, proxy: Proxy, on_disk: dict[str, bytes]) -> None:
-    """It begins when the first chunk is committed, and 60 requests fail. What was waited for is noted."""
+    """The outage begins when the first chunk is committed, and 60 requests fail. The job records how long it waited."""
     left = 60
     begun = False
 
@@ -287,7 +290,9 @@ def test_an_outage_is_outlasted(run: Run, s3: Folder, proxy: Proxy, on_disk: dic
 
 @pytest.mark.slow
 def test_an_overloaded_store_is_waited_for_from_the_first_request_on(s3: Folder, proxy: Proxy) -> None:
-    """And that is noted. Where none answers, its address may be wrong: that is said within seconds."""
+    """The wait is recorded. A store that fails in another way may have a wrong address, which is reported within
+    seconds.
+    """
     client, clock = bucket_client(f"s3://{BUCKET}", proxy.url), JumpingClock()
     s3.write("object", b"whole")
     proxy.decide = lambda method, path: 503 if clock.now < 20 else None
@@ -313,7 +318,7 @@ def test_an_overloaded_store_is_waited_for_from_the_first_request_on(s3: Folder,
 def test_a_job_of_an_array_begins_while_its_store_is_overloaded(
     run: Run, source: Path, s3: Folder, proxy: Proxy
 ) -> None:
-    """The first listings and the first writes are refused for longer than a server that does not answer is tried."""
+    """The store refuses the first listings and writes for longer than a job tries a server that does not answer."""
     s3.write("in/in.csv", source.read_bytes())
     failed: Counter[bool] = Counter()
 
@@ -338,7 +343,7 @@ def test_an_outage_costs_its_time_and_no_more(s3: Folder, proxy: Proxy) -> None:
 def test_a_job_whose_store_stays_out_of_reach_ends_with_one_message_and_is_resumed(
     run: Run, s3: Folder, proxy: Proxy, on_disk: dict[str, bytes]
 ) -> None:
-    """Credentials that expire in the middle end a job as an outage of minutes does, and at once."""
+    """Credentials that expire in the middle end the job at once, with a message like that of a long outage."""
     entries = itertools.count(1)
     expired = Event()
 
@@ -375,7 +380,9 @@ def test_requests_are_repeated_for_as_long_as_a_store_has_patience(s3: Folder, p
 
 
 def _kill_at(process: ForkServerProcess, step: str) -> Decide:
-    """Kill it once an object of such a name was written; nothing that it sends after that arrives."""
+    """Kill the process once the server has written an object with this name, and drop all that the process
+    sends later.
+    """
 
     def decide(method: str, path: str) -> Fault:
         if process.exitcode is not None:
@@ -389,11 +396,13 @@ def _kill_at(process: ForkServerProcess, step: str) -> Decide:
 def test_a_job_that_is_killed_after_any_write_is_whole_in_the_end(
     source: Path, small_model_file: Path, s3: Folder, proxy: Proxy, on_disk: dict[str, bytes], run: Run
 ) -> None:
-    """One run after the other, each killed as soon as the server has carried out a write of the next kind."""
+    """The test runs the job several times. Each run is killed as soon as the server has carried out a write of the next
+    kind.
+    """
     processes = multiprocessing.get_context("forkserver")
     processes.set_forkserver_preload(
         ["jobs", "broadsheet.pipeline.job.run", "broadsheet.cluster.local"]
-    )  # which then take no time
+    )  # imports that then take no time
     steps = ["_claim.json", "parts/part", "_entries/part", "_manifest.json"]
     for number, step in enumerate(steps):
         process = processes.Process(target=resumed, args=(source, small_model_file, s3.url, proxy.url))
@@ -412,8 +421,8 @@ def test_a_job_that_is_killed_after_any_write_is_whole_in_the_end(
 
 @pytest.fixture
 def careless(tmp_path: Path) -> Iterator[str]:
-    """The URL of a server that ignores conditions on writes: moto's, which sees none of them."""
-    from moto.server import ThreadedMotoServer  # a second
+    """The URL of moto's server, which ignores conditions on writes."""
+    from moto.server import ThreadedMotoServer  # takes a second to import
 
     moto = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
     moto.start()
@@ -429,7 +438,7 @@ def careless(tmp_path: Path) -> Iterator[str]:
 def test_what_cannot_be_written_to_is_told_with_the_remedy(
     s3: Folder, proxy: Proxy, careless: str, small_model: Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Before anything is labelled, in one message each, without a key in it."""
+    """The message comes before anything is labelled, and contains no key."""
 
     def told(url: str = s3.url, endpoint: str = s3.endpoint, **environment: str) -> str:
         with monkeypatch.context() as changed:

@@ -1,5 +1,5 @@
-"""The output folder's own files: golden folders of this version and the last, records that are damaged or another's;
-and what input files are called in it.
+"""The output folder's own files: golden folders of this version and the one before, damaged or foreign records, and the
+names that input files get.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def test_a_folder_that_an_earlier_build_of_this_version_wrote_is_whole() -> None
 
 
 def test_a_folder_whose_files_changed_is_whole_and_refused_by_builds_before_that() -> None:
-    """They know version 4 alone, as this build knows no later version of a plan."""
+    """Earlier builds know only version 4, just as this build knows no later version of a plan."""
     folder = GOLDEN / "output-v5"
     totals = verify(folder)
     assert (totals.chunks, totals.rows_read, totals.rows_written, totals.rows_filtered) == (2, 4, 2, 1)
@@ -74,7 +74,7 @@ def test_what_is_kept_of_a_job_is_what_its_schema_says(version: int) -> None:
 def test_a_folder_of_an_earlier_version_is_refused_by_name_and_can_be_replaced(
     client: Client, small_model: Model, tmp_path: Path, version: int
 ) -> None:
-    """Of such a folder only what it is recognised by is kept."""
+    """The repository keeps only those files of an old folder by which a build recognises it."""
     old = shutil.copytree(GOLDEN / f"output-v{version}", tmp_path / "old")
     with pytest.raises(OutputError, match=rf"an earlier version of broadsheet .+its format is {version}, this .+ is 4"):
         verify(old)
@@ -117,7 +117,7 @@ def test_a_record_that_is_not_as_it_should_be_is_refused_with_the_place(
 def test_a_folder_that_another_job_began_meanwhile_is_left_alone(
     client: Client, small_model: Model, tmp_path: Path
 ) -> None:
-    """It is looked at when the job is asked for, and again when it begins to write."""
+    """The job looks at the folder when you ask for the job, and again when it begins to write."""
     out, job = tmp_path / "out", {"model": small_model, "client": client}
 
     def late() -> AbstractContextManager[Client]:
@@ -133,7 +133,7 @@ def test_a_job_that_was_about_to_be_replaced_is_not_resumed(client: Client, smal
     out, job = tmp_path / "out", {"model": small_model, "client": client}
     classify(["a", "b"], out, **job)
     (out / "_SUCCESS").unlink()
-    (out / "_claim.json").write_text('{"job": "0123456789abcdef", "version": 4}')  # as --overwrite begins
+    (out / "_claim.json").write_text('{"job": "0123456789abcdef", "version": 4}')  # as a job with --overwrite begins
     with pytest.raises(UsageError, match=r"it was being overwritten\. Start again with overwrite=True"):
         classify(["a", "b"], out, resume=True, **job)
     (out / "_claim.json").unlink()
@@ -197,14 +197,14 @@ for thread in threads: thread.join()
 
 @pytest.mark.slow
 def test_the_first_entries_are_read_by_several_threads() -> None:
-    """msgspec crashed where it prepared a type in two threads at once, in two of three such processes."""
+    """In two of three such processes, msgspec crashed when two threads prepared the same type at once."""
     folder = GOLDEN / "output-v4"
     assert list(folder.glob("_entries/part-*.json"))
     for _ in range(4):
         subprocess.run([sys.executable, "-c", READ_AT_ONCE, folder], cwd=ROOT, check=True)
 
 
-# What files are called in the output: absolute, or relative to a root; and what no name holds.
+# Names of input files in the output: absolute, or relative to a root; and paths that cannot be such names.
 
 
 @pytest.fixture
@@ -255,7 +255,7 @@ def test_what_is_outside_the_root_is_refused(corpus: Path, broadsheet_here: Comm
     assert (code, "no folder" in said, out.exists()) == (2, True, False)
 
 
-# URLs of other servers, with one slash as paths have them, too.
+# URLs of unsupported servers, also with a single slash, as `Path` writes them.
 @pytest.mark.parametrize("output", ["https://host/labels", "hdfs:/labels", Path("ftp://host/x"), "file:///tmp/x"])
 def test_a_url_of_anything_but_an_object_store_is_no_output(
     corpus: Path, output: str | Path, broadsheet_here: CommandHere, monkeypatch: pytest.MonkeyPatch

@@ -1,4 +1,4 @@
-"""Parts in every format and in a folder for each label, as the libraries that people use read them."""
+"""Parts in every format, and in a folder for each label, as common libraries read them."""
 
 from __future__ import annotations
 
@@ -51,14 +51,18 @@ ODD = [
 ]
 
 UNUSABLE = ["__HIVE_DEFAULT_PARTITION__", "x" * 300, "é" * 50]
-"""As the name of a folder: a null's, and two that are longer than 255 bytes, percent-encoded."""
+"""Values that cannot name a folder: the name that means null, and two that are too long (over 255 bytes
+percent-encoded).
+"""
 
 Run = Callable[..., JobReport]
 
 
 @pytest.fixture(scope="module")
 def run(client: Client, small_model: Model, tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """A job over two files that share a chunk, with rows to quarantine and columns that are hard to write as text."""
+    """Runs a job over two files that share a chunk, with rows to quarantine and columns that are hard to
+    write as text.
+    """
     folder = tmp_path_factory.mktemp("input")
     for name, first in (("b", 0), ("a", 30)):
         count = range(first, first + 30)
@@ -85,7 +89,7 @@ def in_memory(run: Run) -> JobReport:
 
 
 def labelled(report: JobReport) -> pa.Table:
-    """The rows that a folder has too: without those that could not be labelled."""
+    """Return the rows that an output folder has: all but those that could not be labelled."""
     rows = report.to_arrow()
     return rows.filter(rows["reason"].is_null()).drop_columns("reason")
 
@@ -162,7 +166,7 @@ def test_a_folder_for_each_label_is_resumed_like_any_other(
     report = run(out, partition_by="label", where="row != 4", chunk_size=16, resume=True)
     rows = labelled(in_memory)
     rows = rows.filter(pa.array([row != 4 for row in rows["row"].to_pylist()]))
-    assert report.to_arrow().equals(rows.select(report.to_arrow().column_names))  # in input order
+    assert report.to_arrow().equals(rows.select(report.to_arrow().column_names))  # the rows are in input order
     parts = sorted((out / "parts").glob("*/*"))
     parts[0].unlink()
     (out / "parts" / "label=Nothing").mkdir()
@@ -176,7 +180,7 @@ def test_a_folder_for_each_label_is_resumed_like_any_other(
 
 
 def test_a_folder_for_each_value_of_a_kept_column_and_label(run: Run, in_memory: JobReport, tmp_path: Path) -> None:
-    """With values that are null, empty, or odd as names; the rows come back as they were, and it is resumed."""
+    """The values may be null, empty, or odd as names. The rows come back unchanged, and the job can be resumed."""
     out, expected = tmp_path / "out", labelled(in_memory)
     report = run(out, partition_by=["odd", "label"], chunk_size=16)
     assert report.to_arrow()["odd"].equals(expected["odd"])
@@ -208,7 +212,7 @@ def test_text_in_a_folder_for_each_label_keeps_the_label(
 
 
 def forge(out: Path, change: Callable[[pa.Table], pa.Table], pattern: str = "*/*") -> None:
-    """Change the rows of a part, and its entry so that it fits."""
+    """Change the rows of a part, and adapt its entry to them."""
     part = min((out / "parts").glob(pattern))
     data = PART_FORMATS["parquet"].write(change(pq.ParquetFile(part).read()))
     part.write_bytes(data)
@@ -231,7 +235,7 @@ def test_verify_evaluates_the_expression_again(partitioned: Path, tmp_path: Path
 
 
 def test_rows_are_chosen_by_any_column_and_counted(run: Run, in_memory: JobReport, tmp_path: Path) -> None:
-    """Also by a score that is not written; accuracy is that of the model, over filtered rows too."""
+    """`where` may use a score that is not written. The accuracy is the model's, and counts filtered rows too."""
     every = labelled(in_memory).to_pylist()
     least = sorted(row["score_Sci/Tech"] for row in every)[20]
     where = f"`score_Sci/Tech` >= {least} and (odd is not null or label != 'Sci/Tech') and when < '1983-01-01'"
@@ -244,7 +248,7 @@ def test_rows_are_chosen_by_any_column_and_counted(run: Run, in_memory: JobRepor
     ]
     assert 5 < len(chosen) < len(every) - 5
     written, memory = run(tmp_path / "out", where=where), run(where=where)
-    assert memory.to_arrow()["reason"].is_valid().to_pylist().count(True) == 5  # nothing can be said of these
+    assert memory.to_arrow()["reason"].is_valid().to_pylist().count(True) == 5  # rows that could not be labelled
     for table in (written.to_arrow(), labelled(memory)):
         assert list(zip(table["file"].to_pylist(), table["row"].to_pylist(), strict=True)) == chosen
         assert "score_Sci/Tech" not in table.column_names
@@ -299,7 +303,7 @@ def test_columns_and_classes_that_cannot_be_written_are_told(
 def test_rows_whose_value_can_name_no_folder_are_quarantined(
     client: Client, small_model: Model, tmp_path_factory: pytest.TempPathFactory, values: list[str | None]
 ) -> None:
-    """All others, also those without a value, are in the folders of theirs."""
+    """All other rows, including those without a value, are in the folder of their value."""
     folder = tmp_path_factory.mktemp("folders")
     good = [row for row, value in enumerate(values) if value not in UNUSABLE]
     table = pa.table({"text": [f"text {i}" for i in range(len(values))], "lang": pa.array(values, pa.string())})
@@ -367,7 +371,7 @@ def test_a_float32_reads_back_as_itself_from_text_and_is_short() -> None:
 
 
 def test_bytes_of_a_parquet_file_do_not_depend_on_the_pieces_in_which_its_rows_were_read() -> None:
-    """A GPU and the host read the same rows in other pieces. Parquet ends a page where a piece ends."""
+    """A GPU and the host read the same rows in different pieces. Parquet ends a page where a piece ends."""
     rows = pa.table({"text": [f"{number} {'é' * 86}" for number in range(6008)]})  # a page holds 1 MiB
     pieces = pa.concat_tables([rows.slice(0, 6007), rows.slice(6007)])
     assert pieces.column("text").num_chunks == 2

@@ -1,4 +1,6 @@
-"""Choosing rows of a finished job by score and by the expression of `where`, against the same choice by sorting."""
+"""Choosing rows of a finished job by score and by a `where` expression, compared with the same choice made by
+sorting.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,7 @@ ROWS = st.lists(st.tuples(SCORES, st.integers(0, 3)))
 def test_a_cut_chooses_what_sorting_does(
     rows: list[tuple[float, int]], ends: list[int], percent: int, count: int | None
 ) -> None:
-    """Of any floats, in chunks of any sizes; rows with the same score in the order of the input."""
+    """The scores are any floats, in chunks of any size. Rows with equal scores keep the order of the input."""
     amount = Amount.of(None, count) if count is not None else Amount.of(f"{percent}%", None)
     scores = np.array([score for score, _ in rows], np.float32)
     frame = pd.DataFrame({"place": range(len(rows)), "score": scores, "part": [group for _, group in rows]})
@@ -73,7 +75,7 @@ def test_a_share_is_rounded_up_and_a_number_is_never_more_than_there_are(
 
 @pytest.fixture(scope="module")
 def labels(client: Client, small_model: Model, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A job over three files with the scores of every class, many of which are the same, and rows in quarantine."""
+    """A job over three files with the scores of every class, many of which are equal, and with quarantined rows."""
     folder = tmp_path_factory.mktemp("select")
     for number, name in enumerate(("b", "a", "c")):
         texts = [None if i % 17 == 3 else f"text {(i * 7 + number) % 40}" for i in range(150)]
@@ -93,7 +95,7 @@ def frame_of(folder: Path) -> pd.DataFrame:
 
 
 @pytest.mark.parametrize("source", ["labels", pytest.param("by_label", marks=pytest.mark.slow)])
-# A share of all rows, and a number or a share of each value of a column of every type.
+# The share applies to all rows, and the number or share applies to each value of a column, of every type.
 @pytest.mark.parametrize(
     ("options", "per"),
     [
@@ -107,7 +109,7 @@ def frame_of(folder: Path) -> pd.DataFrame:
 def test_the_best_rows_are_those_that_sorting_finds(
     labels: Path, tmp_path: Path, source: str, options: dict, per: str | None
 ) -> None:
-    """In a folder that verifies, from which rows can be chosen again."""
+    """The result is a folder that verifies, and from which rows can be chosen again."""
     by = next(name for name in frame_of(labels).columns if name.startswith("score_"))
     out = tmp_path / "out"
     report = select(labels.parent / source, out, by=by, per=per, where="n_chars > 6", format="parquet", **options)
@@ -120,7 +122,7 @@ def test_the_best_rows_are_those_that_sorting_finds(
     assert sorted(frame_of(out)["id"]) == sorted(expected["id"])
     totals, before = verify(out, input=True), verify(labels)
     assert report.chosen == len(expected) == totals.rows_written
-    assert before.rows_quarantined == totals.rows_quarantined == 27  # they are no filtered ones
+    assert before.rows_quarantined == totals.rows_quarantined == 27  # quarantined rows do not count as filtered
     assert totals.rows_filtered == len(rows) - len(expected)
     assert report.rows == len(rows)
     assert {cut.score for cut in report.cuts.values()} == {
@@ -155,7 +157,8 @@ def test_what_does_not_fit_into_memory_is_ranked_on_disk_and_a_full_disk_is_told
 
 def test_a_choice_that_fails_leaves_nothing_behind(labels: Path, tmp_path: Path) -> None:
     message = r"parts/.* cannot be written: File too large.*, then choose again$"
-    with file_size_limit(4000), pytest.raises(OutputError, match=message):  # parts are larger than the manifest
+    # The limit is smaller than the parts, and larger than the manifest.
+    with file_size_limit(4000), pytest.raises(OutputError, match=message):
         select(labels, tmp_path / "out", top="90%", format="jsonl")
     damaged = Path(shutil.copytree(labels, tmp_path / "damaged"))
     part = sorted((damaged / "parts").iterdir())[-1]
@@ -171,7 +174,9 @@ def test_a_choice_that_fails_leaves_nothing_behind(labels: Path, tmp_path: Path)
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["parquet", "jsonl"])
 def test_folders_for_the_values_of_any_columns(labels: Path, tmp_path: Path, kind: str) -> None:
-    """Of a kept column, and within these of each label; of files; verified, chosen from again, and read."""
+    """Folders for a copied column and within it for each label, or for files. The result is verified, selected from and
+    read.
+    """
     out, rows = tmp_path / "out", frame_of(labels)
     select(labels, out, top="50%", by="score", partition_by=["lang", "label"], format=kind)
     best = rows.sort_values("score", ascending=False, kind="stable")[: -(-len(rows) // 2)]
@@ -214,8 +219,10 @@ def test_a_choice_that_is_killed_is_no_output_and_is_made_again(labels: Path, tm
 def test_an_updated_folder_is_chosen_from_as_its_manifest_has_it(
     client: Client, small_model: Model, tmp_path: Path
 ) -> None:
-    """With the rows of an update; without them where it has ended since the manifest was read, as here where that is
-    put back.
+    """The selection includes the rows of an update.
+
+    It leaves them out if the update has ended since the manifest was read. The test puts the old manifest back to
+    imitate that.
     """
     folder, out = tmp_path / "in", tmp_path / "labels"
     folder.mkdir()
@@ -235,14 +242,14 @@ def test_an_updated_folder_is_chosen_from_as_its_manifest_has_it(
 
 
 def test_a_share_is_exact_whatever_floats_say() -> None:
-    """0.07 times 100 is more than 7 as a float."""
+    """As floats, 0.07 times 100 is more than 7."""
     for percent in range(101):
         for top in (f"{percent}%", str(percent / 100), percent / 100):
             assert [Amount.of(top, None).rows(n) for n in (100, 1000)] == [percent, 10 * percent], top
 
 
 def test_the_chosen_rows_of_the_input(labels: Path, tmp_path: Path) -> None:
-    """Every column of it, and the labels; not of files that have changed."""
+    """The result has every column of the input and the labels, and leaves out files that have changed."""
     select(labels, tmp_path / "out", count=5, per="lang", keep_all=True)
     chosen = frame_of(tmp_path / "out")
     assert list(chosen.columns[:5]) == ["file", "row", "text", "id", "lang"]
@@ -288,7 +295,7 @@ def test_what_the_command_says(labels: Path, tmp_path: Path, broadsheet_here: Co
 
 
 def test_a_folder_tells_what_each_threshold_keeps(labels: Path, tmp_path: Path, broadsheet_here: CommandHere) -> None:
-    """Of a job that is not finished, of what there is; with the figures that the rows give."""
+    """The figures of an unfinished job cover the rows that it has. They equal those computed from the rows."""
     rows = frame_of(labels)
     for finished in (True, False):
         if not finished:
@@ -310,7 +317,7 @@ def test_a_folder_tells_what_each_threshold_keeps(labels: Path, tmp_path: Path, 
     assert (code, "not the output of a job" in said) == (2, True)
 
 
-# The expression of `where`: what it chooses, and what it says about one that is wrong.
+# `where` expressions: what they choose, and the message for a wrong expression.
 
 
 WHERE_ROWS = pa.table(
@@ -335,8 +342,9 @@ WHERE_ROWS = pa.table(
     ("text", "rows"),
     [
         ('label == "Sports" and score >= 0.9', [0]),
-        ("score == 0.9", [0]),  # the float32 that is shown as 0.9
-        ("not score > 0.5", [1, 2]),  # a NaN is greater than nothing, a null neither is nor is not
+        ("score == 0.9", [0]),  # the float32 that prints as 0.9
+        # NaN is greater than nothing; a null satisfies neither a condition nor its negation.
+        ("not score > 0.5", [1, 2]),
         ('label != "Sports"', [1, 2]),
         ("label in ('Sports', \"World\")", [0, 1]),
         ('label not in ("Sports")', [1, 2]),
@@ -365,13 +373,13 @@ def test_it_chooses_the_rows_for_which_it_is_true(text: str, rows: list[int]) ->
     assert np.flatnonzero(Where(text).mask(WHERE_ROWS)).tolist() == rows
 
 
-# The ends of 64 bits, which no float holds exactly.
+# The limits of 64-bit integers, which no float holds exactly.
 @pytest.mark.parametrize(
     ("kind", "low", "high"),
     [(pa.int64(), -(1 << 63), (1 << 63) - 1), (pa.uint64(), 0, (1 << 64) - 1)],
 )
 def test_the_ends_of_integers_are_compared_exactly(kind: pa.DataType, low: int, high: int) -> None:
-    """Next to them there are integers that are the same as floating-point numbers."""
+    """Near these limits, neighbouring integers are equal as floating-point numbers."""
     rows = pa.table({"n": pa.array([low, low + 1, high - 1, high], kind)})
     for text, chosen in (
         (f"n == {high}", [3]),
@@ -474,7 +482,7 @@ except KeyboardInterrupt:
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_interrupts_a_query_as_it_interrupts_python(number: int) -> None:
-    """By itself DuckDB looks for signals in some queries only, and raises an error of its own."""
+    """DuckDB itself looks for signals in some queries only, and raises an error of its own."""
     command = [sys.executable, "-c", QUERY_WITH_SIGNAL, str(int(number))]
     run = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)})
     assert (run.returncode, run.stdout) == (0, "interrupted\n"), run.stderr

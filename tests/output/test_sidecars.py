@@ -1,4 +1,4 @@
-"""Files beside those of the input, row for row: against the labels of the same job without them, whatever happened."""
+"""Sidecar files, which match the input files row for row, compared with the labels of the same job without them."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ ROWS = 60
 
 
 def write_documents(folder: Path, names: tuple[str, ...] = FILES, source: str = "test") -> Path:
-    """Dolma's documents; in each some without a text, and one whose line is no JSON."""
+    """Write documents in Dolma's format. Each file has some without a text, and one line that is not JSON."""
     for number, name in enumerate(names):
         texts = [None if i % 13 == 5 else f"text {(i * 7 + number) % 40} of a document" for i in range(ROWS)]
         lines = [json.dumps({"id": f"{number}-{i}", "text": text, "source": source}) for i, text in enumerate(texts)]
@@ -66,7 +66,7 @@ def job(corpus: Path, client: Client, small_model: Model):
 
 @pytest.fixture(scope="module")
 def rows(job, corpus: Path) -> dict[str, pd.DataFrame]:
-    """The labels of each file by row number, as a job without the layout has them."""
+    """The labels of each file by row number, from a job without the sidecar layout."""
     job(corpus.parent / "plain", layout="parts")
     labels = pd.read_parquet(corpus.parent / "plain" / "parts").sort_values("row")
     return {name: of_file.set_index("row") for name, of_file in labels.groupby("file", observed=True)}
@@ -110,7 +110,9 @@ def test_each_file_joins_by_position(job, rows: dict[str, pd.DataFrame], tmp_pat
 def test_a_killed_end_is_repeated_and_damage_repaired(
     job, corpus: Path, client: Client, small_model_file: Path, tmp_path: Path
 ) -> None:
-    """Byte for byte; killed by SIGKILL as the files are written, of which each is there wholly or not at all."""
+    """SIGKILL hits while the job writes the files. Each file is complete or absent, and the repaired bytes are the
+    same.
+    """
     documents = write_documents(tmp_path / "documents", tuple(f"{i:02d}.jsonl" for i in range(12)), "x" * 1500)
     given = {"root": documents, "id_column": "id", "layout": "attributes", "format": "jsonl", "chunk_size": 50}
     whole, out = tmp_path / "whole", tmp_path / "out"
@@ -137,7 +139,9 @@ def test_a_killed_end_is_repeated_and_damage_repaired(
 
 
 def test_files_are_of_the_entries_that_are_there(client: Client, small_model: Model, tmp_path: Path) -> None:
-    """An entry that was replaced, in figures that the manifest has too, while the end of its group stays."""
+    """The test changes a figure in an entry and in the manifest, and leaves the closing entry of the group
+    unchanged.
+    """
     documents, out = write_documents(tmp_path / "documents", FILES[:1]), tmp_path / "out"
     given = {"model": small_model, "client": client, "root": documents, "id_column": "id", "layout": "attributes"}
     classify(documents, out, **given)
@@ -153,7 +157,7 @@ def test_files_are_of_the_entries_that_are_there(client: Client, small_model: Mo
 
 
 def test_a_run_that_ends_removes_what_another_has_begun(client: Client, small_model: Model, tmp_path: Path) -> None:
-    """Of two that resume a job, the other one begins its files again."""
+    """If two runs resume a job and one ends, the other begins its files again."""
     documents, out = write_documents(tmp_path / "documents"), tmp_path / "out"
     classify(documents, out, model=small_model, client=client, root=documents, layout="attributes")
     expected, lost = contents(out), []
@@ -198,8 +202,10 @@ def test_an_update_adds_files(client: Client, small_model: Model, tmp_path: Path
 def test_files_whose_record_was_not_written_go_with_their_job(
     client: Client, small_model: Model, tmp_path: Path, kind: str
 ) -> None:
-    """Of a job, or an update, that was killed as it wrote them: the record of their group comes after them. Where the
-    manifest is damaged, the records still name them.
+    """A job or an update was killed while it wrote the files, before the record of their group. --overwrite removes
+    them.
+
+    If the manifest is damaged, the records still name the files.
     """
     documents, out = write_documents(tmp_path / "documents", FILES[:1]), tmp_path / "out"
     given = {"model": small_model, "client": client, "root": documents, "id_column": "id", "layout": "attributes"}
@@ -227,7 +233,7 @@ def test_files_whose_record_was_not_written_go_with_their_job(
 
 @pytest.mark.slow
 def test_in_a_bucket_also_of_shares(job, s3: Folder, tmp_path: Path) -> None:
-    """The same bytes as on disk; and of a job in shares, once they are merged there, the same files."""
+    """The bucket has the same bytes as the disk. Shares that are merged in the bucket give the same files."""
     job(tmp_path / "out", format="jsonl")
     job(s3.url, endpoint=s3.endpoint, format="jsonl")
     assert s3.contents() == contents(tmp_path / "out")
@@ -268,7 +274,7 @@ def test_what_cannot_be_beside_a_file_is_refused(job, tmp_path: Path, client: Cl
 
 
 def documented_filter(name: str, least: float) -> str:
-    """The filter of docs/output.md, by another attribute and number."""
+    """Return the filter of docs/output.md with another attribute and limit."""
     (told,) = re.findall("^```jq\n(.+)\n```$", (ROOT / "docs" / "output.md").read_text(), re.MULTILINE)
     return told.replace(".score_Sports", f'["{name}"]').replace("0.9", str(least))
 
@@ -276,8 +282,9 @@ def documented_filter(name: str, least: float) -> str:
 @pytest.mark.skipif(shutil.which("jq") is None, reason="no jq")
 @pytest.mark.parametrize("scores", [True, False])
 def test_the_documented_filter_takes_what_is_not_there(job, tmp_path: Path, scores: bool) -> None:
-    """Of rows in quarantine, and of other labels. It looks into no null, as which jq's answer to an index is also null,
-    and that of Dolma's mixer an error.
+    """It handles quarantined rows and rows with other labels, and never takes an element of null.
+
+    Indexing null gives null in jq, but an error in Dolma's mixer.
     """
     job(tmp_path / "out", format="jsonl", scores=scores)
     lines = gzip.decompress((tmp_path / "out" / FILES[0]).read_bytes()).splitlines()
@@ -307,7 +314,7 @@ print(sorted(document.text for document in reader(sys.argv[1], glob_pattern=patt
 def test_the_mixer_of_dolma_and_the_readers_of_datatrove_take_them(
     client: Client, small_model: Model, tmp_path: Path
 ) -> None:
-    """BROADSHEET_PEERS: a virtual environment that has both."""
+    """BROADSHEET_PEERS names a virtual environment that has both."""
     peers, documents = Path(os.environ["BROADSHEET_PEERS"]) / "bin", tmp_path / "documents"
     for number, name in enumerate(("a/0.jsonl.gz", "b/1.jsonl.gz")):
         texts = [f"text {i}" * (i % 7 > 0) if i % 13 else None for i in range(ROWS)]

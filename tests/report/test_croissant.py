@@ -1,4 +1,4 @@
-"""A Croissant card of an output folder, against the specification and against the folder."""
+"""A Croissant card of an output folder, compared with the specification and with the folder."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ REQUIRED = {
     "cr:RecordSet": {"@type", "@id", "name", "field"},
     "cr:Field": {"@type", "@id", "name", "dataType", "source"},
 }
-"""The properties of https://docs.mlcommons.org/croissant/docs/croissant-spec.html, but for those that only a publisher
+"""The properties of https://docs.mlcommons.org/croissant/docs/croissant-spec.html, except those that only a publisher
 knows: license, url, creator.
 """
 
@@ -37,7 +37,7 @@ KINDS = [
 
 
 def nodes(value: Any) -> Iterator[dict[str, Any]]:
-    """Each object of a card that has a type."""
+    """Yield each object of a card that has a type."""
     if isinstance(value, dict):
         if {"@type", "@id"} <= value.keys() or "conformsTo" in value:
             yield value
@@ -49,7 +49,7 @@ def nodes(value: Any) -> Iterator[dict[str, Any]]:
 
 
 def references(value: Any) -> Iterator[str]:
-    """The ids that are named where their object is not."""
+    """Yield the ids by which a card refers to objects elsewhere in it."""
     if isinstance(value, dict):
         if [*value] == ["@id"]:
             yield value["@id"]
@@ -101,12 +101,12 @@ def test_the_card_is_what_the_specification_asks_for(made: tuple[Path, dict[str,
 
 
 SCHEMA_ORG = {"name", "description", "version", "datePublished", "distribution", "encodingFormat"}
-"""The names that stand for those of schema.org, the vocabulary of what has no prefix."""
+"""The names that stand for those of schema.org, whose vocabulary needs no prefix."""
 
 
 @pytest.mark.slow
 def test_the_card_describes_the_parts(made: tuple[Path, dict[str, Any]]) -> None:
-    """Its pattern finds all of them and nothing else, and each column is where it says."""
+    """Its pattern matches all parts and nothing else, and each column is where the card says."""
     out, card = made
     (files,), (rows,) = card["distribution"], card["recordSet"]
     parts = sorted(path for path in (out / "parts").rglob("part-*"))
@@ -129,7 +129,7 @@ def test_the_card_describes_the_parts(made: tuple[Path, dict[str, Any]]) -> None
             assert re.match(source["transform"]["regex"], first)[1] == first.split(f"{column.name}=")[1].split("/")[0]
         assert field.get("repeated", False) == pa.types.is_list(column.type) or kind == "csv"
     types = {field["name"]: field["dataType"] for field in rows["field"]}
-    in_folders = files["includes"].count("/") > 1  # whose names are text
+    in_folders = files["includes"].count("/") > 1  # values in names of folders are text
     assert (types["row"], types["score"]) == ("sc:Integer", "sc:Float")
     assert types["n"] == ("sc:Text" if in_folders else "sc:Integer")
     assert (types["a day/é"], types["truncated"], types["label"]) == ("sc:Date", "sc:Boolean", "sc:Text")
@@ -137,7 +137,9 @@ def test_the_card_describes_the_parts(made: tuple[Path, dict[str, Any]]) -> None
 
 @pytest.mark.skipif(find_spec("mlcroissant") is None, reason="mlcroissant is not installed")
 def test_the_card_is_read_by_mlcroissant(made: tuple[Path, dict[str, Any]]) -> None:
-    """Where that is installed: with a license and the like it has no errors and no warnings, and finds the rows."""
+    """If mlcroissant is installed, a card with a license has no errors and no warnings, and mlcroissant finds
+    the rows.
+    """
     import mlcroissant
 
     out, card = made

@@ -1,5 +1,5 @@
-"""Every job explains itself: spans, breakdown and verdict, the exported timeline, clocks, what a process was at second
-by second, NVTX ranges.
+"""Every job explains itself: spans, breakdown and verdict, the exported timeline, clocks, what a process did in each
+second, NVTX ranges.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ BLOCKS = {"conv1", "conv2", "conv3", "conv4", "conv5", "conv6", "fc1", "fc2", "f
 
 
 def write_csv(path: Path, rows: int) -> Path:
-    """Above 64 KiB: a smaller file is read by one worker."""
+    """Write a file above 64 KiB, because one worker alone reads a smaller file."""
     path.write_text("text\n" + "".join(f"{i} {'x' * (70_000 // rows)}\n" for i in range(rows)))
     return path
 
@@ -90,12 +90,12 @@ def test_a_job_says_where_its_time_went(broadsheet_in_process: Command, small_mo
             "write",
             *BLOCKS,
         }
-    assert any("decode" in names for names in of_chunk.values())  # of a block, from which several chunks may come
+    assert any("decode" in names for names in of_chunk.values())  # a block from which several chunks may come
     check_trace(json.loads((tmp_path / "trace.json").read_text())["traceEvents"], len(spans), breakdown["end"])
 
 
 def check_trace(events: list[dict], spans: int, end: float) -> None:
-    """What a viewer draws: every span, within the job, and in each row one beside the other or one within the other."""
+    """Assert what a viewer draws: every span within the job, and in each row spans beside or within each other."""
     rows = defaultdict(list)
     for event in events:
         if event["ph"] == "X":
@@ -108,7 +108,7 @@ def check_trace(events: list[dict], spans: int, end: float) -> None:
         assert all(0 < begin <= closed < end * 1e6 for begin, closed in bars)
         open_until: list[float] = []
         for begin, closed in sorted(bars, key=lambda bar: (bar[0], -bar[1])):
-            while open_until and open_until[-1] <= begin + 0.01:  # rounded
+            while open_until and open_until[-1] <= begin + 0.01:  # times are rounded
                 open_until.pop()
             assert not open_until or closed <= open_until[-1] + 51  # microseconds
             open_until.append(closed)
@@ -119,7 +119,7 @@ def check_trace(events: list[dict], spans: int, end: float) -> None:
 def test_the_verdict_names_what_was_slow(
     broadsheet_in_process: Command, small_model_file: Path, tmp_path: Path, name: str, cause: str
 ) -> None:
-    (tmp_path / "slow.py").write_text(slowed(name, 3.5))  # chunks are read and committed side by side
+    (tmp_path / "slow.py").write_text(slowed(name, 3.5))  # chunks are read and committed in parallel
     path = write_csv(tmp_path / "in.csv", 64)
     arguments = ["classify", path, "-o", tmp_path / "out", "--model", small_model_file, "--workers", 1, "--json"]
     with dask.config.set({"distributed.worker.preload": [str(tmp_path / "slow.py")]}):
@@ -152,7 +152,7 @@ def test_a_busy_gpu_copies_and_uneven_shares_are_told_apart() -> None:
     told = break_down(outage, "fp16")
     assert (told.bound_by, told.devices[0].shares["store"]) == ("store", pytest.approx(0.6))
     assert told.verdict.startswith("bound by the store: GPU busy 10%, 60% waiting for it; try again once it answers")
-    other = Place("node-b:1", "cuda:0", 95.1, 95.2, 95.3, Clock(5.0, 0.002))  # its clock is five seconds late
+    other = Place("node-b:1", "cuda:0", 95.1, 95.2, 95.3, Clock(5.0, 0.002))  # this place's clock is five seconds slow
     spans = made_up(("read", 96, 96.1), ("compute", 96.1, 106), ("write", 106, 106.1), place="node-b:1")
     timeline.add("part-1", 30, spans, other)
     both = break_down(timeline, "fp16")
@@ -170,7 +170,7 @@ def test_a_busy_gpu_copies_and_uneven_shares_are_told_apart() -> None:
         own = made_up(("read", 100 + i, 100.1 + i), ("copy-in", 100.1 + i, 100.9 + i), ("compute", 100.9 + i, 101 + i))
         copying.add(f"part-{i}", 10, [*own, *made_up(("write", 101 + i, 101.1 + i))], place)
     assert break_down(copying, "fp16", chunk_rows=10).verdict.endswith("waiting for it; try larger chunks")
-    assert "try more cores" in break_down(copying, "fp16", chunk_rows=1000).verdict  # a file has no more rows
+    assert "try more cores" in break_down(copying, "fp16", chunk_rows=1000).verdict  # the file has no more rows
     busy = Timeline(began=100.0, ended=111.0)
     busy.add("part-1", 30, spans, other)
     assert break_down(busy, "fp16", asked=0.2).verdict == "bound by the GPU, busy 98%: go faster with more GPUs"
@@ -213,7 +213,7 @@ def test_the_verdict_advises_two_workers_where_one_cannot_keep_a_gpu_busy() -> N
 
 
 def largest_share(*lanes: tuple[str, float, float]) -> tuple[str, float]:
-    """The cause that took most of ten seconds, in the first and the last of which a kernel ran, and its share."""
+    """Return the cause that took most of ten seconds, and its share. A kernel ran in the first and the last second."""
     timeline = Timeline(began=100.0, ended=110.0)
     spans = [
         Span(name, 100 + begin, end - begin, "node-a:1", LANE_OF.get(name, name), "cuda:0" if name == "infer" else "")
@@ -232,22 +232,23 @@ LANE_OF = {"room": "read", "decode": "read", "queue": "wait"}
 
 
 def test_of_many_that_wait_for_one_another_the_last_one_is_named() -> None:
-    """Four ranges are read all the time, by reader processes and a GPU, unless a test says otherwise."""
+    """Reader processes and a GPU read four ranges all the time, unless a test says otherwise."""
     reads = [("read", 1, 9)] * 4
-    ingests = [("ingest", 1, 9), ("ingest", 1, 5)]  # of two ranges: 12 of 32 seconds
+    ingests = [("ingest", 1, 9), ("ingest", 1, 5)]  # two ranges: 12 of 32 seconds
     assert largest_share(*reads) == ("reader", 0.8)
     assert largest_share(*reads, *ingests) == ("reader", 0.5)
     assert largest_share(*reads, *ingests, *ingests) == ("ingest", 0.6)
     # The engine has a chunk and launches no kernel, or a chunk that has been read is not handed to it.
     assert largest_share(*reads, *ingests, ("infer", 1, 9)) == ("hand-over", 0.8)
     assert largest_share(*reads, *ingests, ("wait", 1, 9)) == ("hand-over", 0.8)
-    # All threads write: what has been read waits for one of them, or reading for the room that it will leave.
+    # All threads write. A chunk that has been read waits for one of them, or reading waits for the room that it will
+    # free.
     writes = [("write", 1, 9)] * 16
     assert largest_share(*reads, *writes) == ("reader", 0.8)
     assert largest_share(*reads, *writes, ("queue", 1, 9)) == ("writer", 0.8)
     assert largest_share(*reads, *writes, *[("room", 1, 9)] * 4) == ("writer", 0.8)
     assert largest_share(*reads, *writes, *[("room", 1, 9)] * 3) == ("reader", 0.8)
-    # What processes parse ahead of a range whose turn has not come is not waited for.
+    # Chunks that processes parse before the turn of their range are not waited for.
     assert largest_share(*reads, *writes, *[("room", 1, 9), ("decode", 1, 9)] * 4) == ("writer", 0.8)
 
 
@@ -292,7 +293,7 @@ def test_spans_of_a_worker_with_another_clock_come_home_right(
 @pytest.mark.slow
 def test_spans_survive_their_worker(broadsheet: Command, small_model_file: Path, tmp_path: Path) -> None:
     path, out = tmp_path / "in.csv", tmp_path / "out"
-    path.write_text("text\n" + f"{'x' * 1_000}\n" * 1_600)  # a chunk is told before the next one is done
+    path.write_text("text\n" + f"{'x' * 1_000}\n" * 1_600)  # a chunk is reported before the next one is done
     env = {"BROADSHEET_KILL": f"before-entry worker {tmp_path / 'flag'}"}
     options = ["--model", small_model_file, "--workers", 1, "--chunk-size", 100, "--json"]
     env["DASK_DISTRIBUTED__WORKER__PRELOAD"] = KILL_PRELOAD
@@ -300,13 +301,13 @@ def test_spans_survive_their_worker(broadsheet: Command, small_model_file: Path,
     assert run.returncode == 0, run.stderr
     assert (tmp_path / "flag").exists()
     report = json.loads(run.stdout)
-    assert len(report["workers"]) == 2  # the one that was killed, and its successor
+    assert len(report["workers"]) == 2  # the worker that was killed, and its successor
     assert [d["chunks"] > 0 for d in report["breakdown"]["devices"]] == [True, True]
     spans = spans_of(out)
     written = [s["chunk"] for s in spans if s["name"] == "write"]
     assert sorted(written) == sorted(
         p.name[:19] for p in (out / "parts").iterdir()
-    )  # each once: what was lost does not count
+    )  # each chunk once: lost work does not count
 
 
 def test_recording_changes_no_bit_of_a_score(small_model: Model) -> None:
@@ -339,11 +340,13 @@ def test_a_place_that_cannot_be_written_is_refused_first(
     assert not (tmp_path / "out").exists()
 
 
-# What a process was at, second for second: said as it happens, or of a GPU's batches once they are done.
+# What a process does, second for second: counted as it happens, or for a GPU's batches once they are done.
 
 
 def test_each_second_counts_for_one_activity() -> None:
-    """Two batches: the second is copied in while the first computes, whose results go out while the second computes."""
+    """There are two batches. The second is copied in while the first computes, whose results go out while the second
+    computes.
+    """
     log = ActivityLog(lambda: 0)
     for name, start, end in (
         ("copy-in", 10, 12), ("kernels", 12, 20), ("copy-out", 20, 21),
@@ -376,7 +379,7 @@ def test_nothing_is_said_of_the_time_before_the_log() -> None:
     assert 1 <= sum(log.seconds(began - 5, ended + 1).values()) <= 1 + ended - began
 
 
-# Steps are NVTX ranges: heard by a tool that listens to every process of a job, as nsys does.
+# Steps are NVTX ranges, which a tool that listens to every process of a job hears, as nsys does.
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""What a message tells a user to install is there to be installed, wherever this package came from."""
+"""What a message tells a user to install can be installed, wherever this package came from."""
 
 from __future__ import annotations
 

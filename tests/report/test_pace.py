@@ -1,4 +1,4 @@
-"""The pace of a job is that of its last half a minute, and rows count as soon as they are computed."""
+"""The pace of a job covers its last half minute, and rows count as soon as they are computed."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from broadsheet.pipeline.source.plan.plan import RangeEnd, part_name
 
 
 def test_the_time_left_follows_a_job_that_becomes_slower() -> None:
-    """A quarter of it goes at a thousand rows a second, the rest at a hundred: the mean would be far off."""
+    """A quarter of the rows takes a thousand rows a second, and the rest a hundred, so the mean would be far off."""
     reach, now = Reach(100_000), [0.0]
     pace = Pace(reach, lambda: now[0])
     assert pace.seconds_left is None
@@ -33,7 +33,7 @@ def test_rows_count_while_their_chunk_is_computed_and_once() -> None:
     reach = Reach(0, {0: 1000, 1: 3000})
     first, second, other = part_name(0, 0), part_name(0, 1), part_name(1, 0)
     reach.compute(first, 40)
-    assert (reach.rows, reach.computed, reach.share) == (0, 40, 0.0)  # it is not known how long rows are
+    assert (reach.rows, reach.computed, reach.share) == (0, 40, 0.0)  # the length of rows is not known yet
     reach.note(first, 100, 500)
     assert (reach.rows, reach.computed, reach.share) == (100, 100, 500 / 4000)
     reach.compute(second, 50)

@@ -1,4 +1,4 @@
-"""One bar shows how far rows, fits and steps are: what is done, the rate of the last seconds, the time left."""
+"""One bar shows the progress of rows, fits and steps: the amount done, the rate of the last seconds, the time left."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def terminal(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def shown(seconds: list[float], done: list[int], most: int | None, phase: str = "evaluating") -> str:
-    """What a terminal shows where so much is done at these times."""
+    """Return what a terminal shows if these amounts are done at these times."""
     console, clock = PlainConsole(), Clock()
     console.file = io.StringIO()
     console._force_terminal = console.is_interactive = True
@@ -43,7 +43,7 @@ def test_nothing_is_shown_of_what_takes_less_than_two_seconds() -> None:
 
 
 def test_the_rate_and_the_time_left_are_those_of_the_last_seconds() -> None:
-    """It was 1,000 rows a second for a minute, and is 100 now: 4,000 rows take 40 seconds."""
+    """The rate was 1,000 rows a second for a minute, and is 100 now: 4,000 rows take 40 seconds."""
     seconds = [*map(float, range(61)), *(60.0 + i for i in range(1, 21))]
     done = [*(1000 * i for i in range(61)), *(60_000 + 100 * i for i in range(1, 21))]
     text = shown(seconds, done, 66_000)

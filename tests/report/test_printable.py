@@ -1,4 +1,4 @@
-"""Names and texts from anywhere: on a terminal, in a log and on a page they are shown, never obeyed."""
+"""Names and texts from any source: a terminal, a log and a page show them, and never obey them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,9 @@ RICH_CODES = re.compile(r"\x1b\[(?!35m)[\d;]*m|\r?\x1b\[2K|\x1b\[1A|\x1b\[\?25[h
 
 @pytest.fixture
 def run(monkeypatch: pytest.MonkeyPatch, broadsheet_here: CommandHere) -> CommandHere:
-    """Run a command as on a terminal of 80 columns: its exit code, and all it prints but Rich's own codes."""
+    """Run a command as on a terminal of 80 columns. Return its exit code, and all it prints without Rich's
+    own codes.
+    """
     for name, value in (("FORCE_COLOR", "1"), ("COLUMNS", "80"), ("TERM", "xterm-256color")):
         monkeypatch.setenv(name, value)
 
@@ -42,7 +44,7 @@ def run(monkeypatch: pytest.MonkeyPatch, broadsheet_here: CommandHere) -> Comman
 
 @pytest.fixture(scope="module")
 def folder(small_model: Model, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model and a folder of two CSV files in which every name is hostile; two rows and the second file are bad."""
+    """A model and a folder of two CSV files in which every name is hostile. Two rows and the second file are bad."""
     folder = tmp_path_factory.mktemp("hostile")
     card = {"note": CLIPBOARD + NOT_UTF8, "[/b]": ["\u202e"], PURPLE: 1}
     replace(small_model, classes=CLASSES, card=card).save(folder / f"m{PURPLE}[b]{NOT_UTF8}.safetensors")
@@ -70,7 +72,7 @@ def test_hostile_names_are_shown_by_every_command_and_obeyed_by_none(
     on = ("--scheduler-file", scheduler_file, "--report", folder / "page.html")
     code, labelled = run("classify", data, "-o", out, "--model", model, *text, *truth, *on)
     assert code == 3, labelled
-    assert "articles ━━" in labelled  # the bar: Rich takes this for a terminal
+    assert "articles ━━" in labelled  # the bar shows that Rich takes this for a terminal
     assert f"a[red]{printable(CLIPBOARD)}.csv row 12: expected 2 fields, found 3" in labelled
     assert f"column '{printable(TEXT)}' is not UTF-8" in labelled
     assert r"te\x00\x1b[35mxt" in labelled
@@ -89,7 +91,7 @@ def test_hostile_names_are_shown_by_every_command_and_obeyed_by_none(
             assert printable(name)[:20] in shown.replace("\n", ""), (name, shown)
     assert (folder / "matrix.png").read_bytes().startswith(b"\x89PNG")
     assert json.loads(run("inspect", model, "--json")[1])["classes"] == list(CLASSES)
-    shown = run(*evaluate, "--json")[1]  # and a line about rows that are not UTF-8
+    shown = run(*evaluate, "--json")[1]  # the output includes a line about rows that are not UTF-8
     found, _ = json.JSONDecoder().raw_decode(shown)
     assert {mistake["truth"] for mistake in found["mistakes"]} <= set(CLASSES)
     for expected, command in (
@@ -126,7 +128,7 @@ def test_scripts_of_all_the_world_stay_as_they_are() -> None:
 
 
 PRINTS = {"pipeline/report/console.py", "cluster/client.py", "cluster/slurm/prepare.py"}
-"""The files that print; the last prints lines for a shell to evaluate."""
+"""The files that print. The last prints lines that a shell evaluates."""
 
 
 @pytest.mark.slow

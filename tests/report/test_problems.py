@@ -1,4 +1,4 @@
-"""What went wrong with the input of a job, as a program reads it."""
+"""Problems with the input of a job, in a form for programs."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_a_program_reads_what_went_wrong_by_file_and_reason(
         ("skipped", "notes.md", 0, None, None),
     ]
     reasons = [one["reason"] for one in found]
-    assert re.fullmatch(r"not JSON: .* line 1 column \d+ \(char \d+\)", reasons[2])  # those of the first row
+    assert re.fullmatch(r"not JSON: .* line 1 column \d+ \(char \d+\)", reasons[2])  # the first row's position
     assert "none of its first rows has 'url'" in found[-2]["reason"]
     assert sum(one["rows_lost"] for one in found if one["kind"] == "quarantined") == report["rows_quarantined"]
     _, shown = broadsheet_here(*job, "--resume")

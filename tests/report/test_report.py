@@ -1,6 +1,4 @@
-"""What a user is told at the end of a job: a summary, what should not go unnoticed, and the page as a person sees it,
-in headless Chromium.
-"""
+"""What a job reports at its end: a summary, warnings, and the page as a person sees it, in headless Chromium."""
 
 from __future__ import annotations
 
@@ -71,7 +69,7 @@ def test_text_that_the_model_cannot_judge_is_counted_and_said(
     )
     assert [record.getMessage() for record in caplog.records if record.name == "broadsheet"] == [
         LINE
-    ]  # once, not once a chunk
+    ]  # once, not for each chunk
     expected = {"empty": 3, "mostly outside the model's alphabet": 6}
     assert report.to_dict()["doubtful"] == pipeline.verify(tmp_path / "out").doubtful == expected
 
@@ -90,14 +88,14 @@ def test_text_that_the_model_cannot_judge_is_counted_and_said(
         print_report(report, PlainConsole())
     said = shown.getvalue()
     assert " ".join(said.split()).endswith(LINE)
-    assert "seconds from start" not in said  # a job of a moment has no breakdown, and no verdict
+    assert "seconds from start" not in said  # a very short job has no breakdown and no verdict
     assert "bound by" not in said
     assert "GPU" not in said
     assert LINE.replace("'", "&#39;").replace("<b>", "&lt;b&gt;") in page.read_text()
 
 
 def test_english_news_is_not_doubted(ag_news: Path) -> None:
-    """Not even by an alphabet that lacks the space."""
+    """The warning does not appear even for an alphabet that lacks the space."""
     options = pa_csv.ReadOptions(column_names=["class", "title", "text"])
     column = pa_csv.read_csv(ag_news / "test.csv", read_options=options)["text"]
     texts = [text.encode() for text in column.to_pylist()]
@@ -121,7 +119,7 @@ def test_a_script_without_the_main_guard_is_told_once(tmp_path: Path) -> None:
 
 
 def test_the_link_of_the_dashboard_is_printed_once_and_only_by_a_job_that_goes_on() -> None:
-    """A job of which the first chunks tell that it is over in a moment, and one of a million million rows."""
+    """One job's first chunks show that it is nearly over. The other has a million million rows."""
     told = []
     for rows in (10, 10**12):
         job = JobFacts("a model", ("a",), None, "cpu", "fp32", 10)
@@ -144,8 +142,8 @@ def test_the_link_of_the_dashboard_is_printed_once_and_only_by_a_job_that_goes_o
 def test_what_a_threshold_keeps_is_told_of_all_chunks_and_of_each_model(
     client: Client, small_model: Model, tmp_path: Path
 ) -> None:
-    """As it is by counting the rows, and how many of them are right, of those with a known label; and not at all where
-    an earlier build, which did not count, wrote a chunk.
+    """The counts equal those from counting the rows, and the right ones are those with a known label. There are no
+    counts if an earlier build, which did not count, wrote a chunk.
     """
     texts = [f"{chr(97 + i % 26) * i} news of {i}" for i in range(40)]
     known = [None if i % 5 == 0 else small_model.classes[i % len(small_model.classes)] for i in range(40)]
@@ -185,9 +183,10 @@ HOSTILE = "<script>document.title = 'owned'</script><img src=x onerror=alert(1)>
 
 @pytest.fixture(scope="module")
 def page_file(client: Client, small_model: Model, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Forty-one rows: one hostile and the first of its file, two bad; in a third file, nothing. The model and one of
-    its classes have long names. A column that is not read makes each file too large to share a group, so that each of
-    two workers gets one.
+    """A job over forty-one rows. The first row of a file is hostile, two rows are bad, and the third file is empty.
+
+    The model and one of its classes have long names. A column that is not read makes each file too large to share a
+    group, so that each of two workers gets one.
     """
     folder = tmp_path_factory.mktemp("page")
     small_model_file = folder / f"{'a_model_with_a_long_name_' * 3}.safetensors"
@@ -204,7 +203,7 @@ def page_file(client: Client, small_model: Model, tmp_path_factory: pytest.TempP
     rate = f"{report.articles_per_second:,.0f}"
     assert f"<b>{rate}</b><span>articles a second" in (folder / "page.html").read_text()
     assert f"{rate} articles a second" in str(report)
-    for _ in range(2):  # the second time in place of the first
+    for _ in range(2):  # the second page replaces the first
         save_looked(f"{folder / 'out'}", look(f"{folder / 'out'}", ["file", "truth"]), f"{folder / 'page.html'}")
     return folder / "page.html"
 
@@ -220,7 +219,7 @@ def test_the_page_tells_the_whole_job(chromium: Any, page_file: Path, width: int
     page.on("request", lambda request: asked.append(request.url.partition(":")[0]))
     page.goto(page_file.as_uri())
     assert complaints == []
-    assert set(asked) <= {"file", "data"}  # it needs no network
+    assert set(asked) <= {"file", "data"}  # the page needs no network
 
     seen = page.inner_text("body")
     for text in (
@@ -255,7 +254,8 @@ def test_the_page_tells_the_whole_job(chromium: Any, page_file: Path, width: int
     assert "of class 1" in page.locator("#scores table").inner_text()
     assert page.locator("#closest .example").count() == 10
     order = page.locator("section").evaluate_all("all => all.map(one => one.id)")
-    assert order.index("labels") < order.index("samples") < order.index("verdict")  # what it says, then how it ran
+    # First the results, then how the job ran.
+    assert order.index("labels") < order.index("samples") < order.index("verdict")
     names = page.locator("#labels .bars .name").all_inner_texts()
     assert sorted(page.locator("#samples .pill").all_inner_texts()) == sorted(names)
     assert page.locator("#samples .example").count() <= 3 * len(names)

@@ -1,4 +1,4 @@
-"""What the server's documents say is so: the reference of HTTP, the OpenAPI document, the examples of the clients."""
+"""The server's documents are right: the HTTP reference, the OpenAPI document, and the examples of the clients."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ import broadsheet
 
 @pytest.fixture(scope="module")
 def token(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Of the administrator, where the reference has it."""
+    """The administrator's token, in the file that the reference names."""
     found = tmp_path_factory.mktemp("serve") / "admin.token"
     found.write_text("a-token-of-some-length\n")
     found.chmod(0o600)
@@ -35,14 +35,14 @@ def token(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def server(token: Path) -> Iterator[Server]:
-    """As the reference starts it, of the shipped model."""
+    """A server of the shipped model, started as in the reference."""
     with serving("--admin-token-file", token, "--target-ms", 240_000) as found:
         yield found
 
 
 @pytest.mark.slow
 def test_the_reference_of_the_interface_is_what_is_answered(server: Server, token: Path) -> None:
-    """Each request of docs/http.md in its order, by curl; scores may differ in their last digits."""
+    """curl sends each request of docs/http.md in order. Scores may differ in their last digits."""
     page = (ROOT / "docs" / "http.md").read_text()
     examples = re.findall(r"^\$ (curl .+)\n([{\[].+[}\]])$", page, re.MULTILINE)
     assert len(examples) == page.count("$ curl") == 16
@@ -61,7 +61,7 @@ def test_the_reference_of_the_interface_is_what_is_answered(server: Server, toke
 
 
 def all_of(value: object) -> list[object]:
-    """Keys and values of JSON, but for the software of a backend, and what is new in each answer."""
+    """Return the keys and values of JSON, without a backend's software and what is new in each answer."""
     if isinstance(value, dict):
         kept = {key: each for key, each in value.items() if key not in ("backend", "model_dtype", "id", "created")}
         return [one for key, each in kept.items() for one in (key, *all_of(each))]
@@ -69,7 +69,7 @@ def all_of(value: object) -> list[object]:
 
 
 def of_schema(schema: dict[str, Any]) -> st.SearchStrategy[Any]:
-    """Values that a schema of the document allows."""
+    """Draw values that a schema of the document allows."""
     kinds = [each["type"] for each in schema.get("anyOf", [schema])]
     made = []
     for kind in kinds:

@@ -1,4 +1,4 @@
-"""What clients of other servers get from this one: each is a client of theirs, with this server's URL. And traces."""
+"""Clients of other servers, pointed at this server's URL: what they get. And traces."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ TEXTS = ["Stocks fell on Monday.", 'naïve 🎉, "quoted"\nand in two lines', ""
 
 
 class Receiver:
-    """A collector of OpenTelemetry's, which keeps the spans of what is sent to it."""
+    """An OpenTelemetry collector that keeps the spans sent to it."""
 
     def __init__(self) -> None:
         self.spans: list[Any] = []
@@ -63,7 +63,7 @@ class Receiver:
         return f"http://127.0.0.1:{self.server.server_port}"
 
     def find(self, trace: str, name: str) -> list[Any]:
-        """Each once: what is not acknowledged in time is sent again."""
+        """Return each matching span once. A client sends spans again that are not acknowledged in time."""
         found = {each.span_id: each for each in self.spans if each.trace_id.hex() == trace and each.name == name}
         return [*found.values()]
 
@@ -92,7 +92,7 @@ def server(small_model: Model, receiver: Receiver, tmp_path_factory: pytest.Temp
 
 
 def scores_of(server: Server, texts: list[str], model: str = "team/one") -> list[dict[str, float]]:
-    """By our own form: the score of each class."""
+    """Return the score of each class, from a request in our own form."""
     classes = next(each["classes"] for each in server.client().models() if each["name"] == model)
     found = server.client().classify(texts, model=model, scores=True)
     return [{name: result[f"score_{name}"] for name in classes} for result in found]
@@ -108,7 +108,7 @@ def post(server: Server, path: str, body: Any, headers: dict[str, str] = JSON) -
 
 
 def test_the_log_names_the_route_and_the_id_of_a_request(server: Server) -> None:
-    """The id is the one that a proxy has given it, where that is one, and the answer has it."""
+    """A valid id from a proxy is used, and the answer has it too."""
     body = {"inputs": [{"name": "text", "shape": [1], "datatype": "BYTES", "data": ["a text"]}]}
     given = {"from-a-proxy:1": True, "no id": False, "x" * 200: False}
     for number, is_taken in given.items():
@@ -122,7 +122,7 @@ def test_the_log_names_the_route_and_the_id_of_a_request(server: Server) -> None
 
 @pytest.mark.slow
 def test_hugging_faces_client(server: Server) -> None:
-    """As one of an endpoint: it posts to the URL that it was given."""
+    """It posts to the URL that it was given, as a client of an endpoint does."""
     from huggingface_hub import InferenceClient
 
     client = InferenceClient(model=server.url, provider="hf-inference")
@@ -190,7 +190,9 @@ def test_the_form_of_vllm_and_openais_list_of_models(server: Server) -> None:
 
 
 def test_the_form_of_infinity(server: Server) -> None:
-    """What its client of version 0.0.78 sends: it does not install beside the packages that this project needs."""
+    """The requests are those of its client, version 0.0.78, which cannot be installed beside this project's
+    packages.
+    """
     sent = {"input": TEXTS, "model": "default/not-specified", "raw_scores": False}
     answer = post(server, "/classify", sent).json()
     assert answer["object"] == "classify"
@@ -292,7 +294,7 @@ def test_sagemakers_container(server: Server) -> None:
         assert post(server, "/invocations", body, {"content-type": kind}).status_code == status
 
 
-# No text at all, a number, a lone surrogate, bytes that are no UTF-8, and a list.
+# No text at all, a number, a lone surrogate, bytes that are not UTF-8, and a list.
 @pytest.mark.parametrize("bad", [b"null", b"3", b'"\\ud800"', b'"caf\xe9"', b'["a", "b"]'])
 @pytest.mark.parametrize(
     ("path", "body"),

@@ -21,7 +21,7 @@ from broadsheet.pipeline.serve.requests import Refused, from_rows, to_rows
 
 
 class JumpingLoop(asyncio.SelectorEventLoop):
-    """Time does not pass while there is something to do; then it is at once that of the next timer."""
+    """An event loop whose time stands still while there is work, and then jumps to the next timer."""
 
     now = 0.0
 
@@ -35,9 +35,7 @@ class JumpingLoop(asyncio.SelectorEventLoop):
 
 
 class Device:
-    """20 ms for a batch of two and 2.4 ms more for each text, give or take; a lone text takes 14 ms; all of it `slower`
-    times.
-    """
+    """Takes 20 ms for a batch and 2.4 ms for each text, with some noise, and 14 ms for a lone text, times `slower`."""
 
     def __init__(self, name: str, noise: float) -> None:
         self.name, self.noise, self.free, self.is_lost, self.slower = name, noise, 0.0, False, 1.0
@@ -69,7 +67,7 @@ class Device:
             raise EngineLost("it is gone")
         assert texts.n_chars is not None
         scores = np.full((count, 4), 0.25, np.float32)
-        labels = texts.data[texts.offsets[:-1]].astype(np.int32)[:, None]  # so that each answer says whose it is
+        labels = texts.data[texts.offsets[:-1]].astype(np.int32)[:, None]  # so that each answer identifies its text
         counts = np.zeros(count, np.int64)
         found = Predictions(labels, scores[:, :1], scores, texts.n_chars, counts.astype(bool), counts)
         return to_rows(found), seconds
@@ -104,7 +102,7 @@ async def started(loop: JumpingLoop, model: Model, devices: list[Device], retrie
 def test_what_is_accepted_holds_the_target_and_the_devices_stay_busy(
     small_model: Model, rate: float, devices: int
 ) -> None:
-    """From a quarter of what the devices can do to ten times that."""
+    """The load is from a quarter of what the devices can do to ten times that."""
     loop = JumpingLoop()
     random.seed(rate)
     asked, refused, latencies = 0, 0, []
@@ -122,11 +120,11 @@ def test_what_is_accepted_holds_the_target_and_the_devices_stay_busy(
         assert refused == 0
     if rate > 2 * capacity:
         assert len(latencies) / 3 > 0.8 * capacity
-        assert asked < 0.25 * (len(latencies) + refused)  # the others were refused where they came in
+        assert asked < 0.25 * (len(latencies) + refused)  # the other requests were refused where they came in
 
 
 def test_devices_that_become_slower_together_are_noticed(small_model: Model) -> None:
-    """As when other processes want the same cores: whatever the size of the batches then, the target is held again."""
+    """Other processes may use the same cores. Whatever the batch sizes are then, the target is met again."""
     loop = JumpingLoop()
     random.seed(1)
     device, answered = Device("one", 0.05), list[tuple[float, float]]()
@@ -139,16 +137,18 @@ def test_devices_that_become_slower_together_are_noticed(small_model: Model) -> 
     run(work(), loop)
     later = [seconds for at, seconds in answered if at > 1]
     assert np.percentile(later, 99) <= 0.1
-    # Of what full batches would give: a slower device has smaller ones, and a part of the target is kept free.
+    # A slower device gets smaller batches, and part of the target is kept free, so expect a third of the full
+    # throughput.
     assert len(later) / 5 > 8 / device.seconds(8) / 3
 
 
 async def load(
     dispatcher: Dispatcher, loop: JumpingLoop, rate: float, seconds: float
 ) -> tuple[int, int, list[tuple[float, float]]]:
-    """Requests of one text, at random times, until the clock is at `seconds`: how many the dispatcher was asked, how
-    many were refused, there or since it had said until when it refuses all, and when each of the others came and how
-    long it took.
+    """Send requests of one text, at random times, until the clock is at `seconds`.
+
+    Return how many the dispatcher was asked, how many were refused (by it, or in the time for which it had announced
+    that it refuses all), and for the others when each came and how long it took.
     """
     asked, refused, until = 0, 0, 0.0
     answered: list[tuple[float, float]] = []
@@ -190,7 +190,7 @@ def test_single_texts_pass_large_requests_which_pass_each_other(small_model: Mod
         assert labels_of(await second.answer) == [[2]] * 300
         between = loop.time()
         assert labels_of(await first.answer) == [[1]] * 300
-        assert abs(loop.time() - between) < 0.5  # neither had to wait for the other to be over
+        assert abs(loop.time() - between) < 0.5  # neither had to wait until the other was done
 
         forgotten = dispatcher.submit("m", texts_of(300), 1)
         await asyncio.sleep(0.1)
@@ -205,8 +205,8 @@ def test_single_texts_pass_large_requests_which_pass_each_other(small_model: Mod
 
 
 def test_who_is_late_is_answered_where_nothing_waits_and_a_device_is_free(small_model: Model) -> None:
-    """Whatever the clock says: of when a request came, of how long it was on its way, and of when it can start. Those
-    that are read together go into one batch: none of them waits for another.
+    """The clock does not matter: when a request came, how long it was on its way, and when it can start. Requests that
+    are read together go into one batch, so none waits for another.
     """
     loop = JumpingLoop()
     device = Device("one", 0.0)
@@ -227,7 +227,7 @@ def test_who_is_late_is_answered_where_nothing_waits_and_a_device_is_free(small_
 
         computed = dispatcher.submit("m", texts_of(1), 1)
         await asyncio.sleep(0.001)
-        with pytest.raises(Refused):  # for it has to wait
+        with pytest.raises(Refused):  # because it has to wait
             dispatcher.submit("m", texts_of(1), 1, loop.now - 0.09)
         await computed.answer
 
@@ -255,7 +255,7 @@ def test_texts_of_a_lost_engine_are_computed_once_more_elsewhere(small_model: Mo
 
 
 def test_texts_that_lose_one_engine_after_another_are_refused(small_model: Model) -> None:
-    """Rather than sent to all engines: they may be what ends them."""
+    """They are not sent to all engines, because they may be what kills them."""
     loop = JumpingLoop()
     devices = [Device(name, 0.0) for name in ("one", "two", "three", "four")]
 
@@ -280,7 +280,7 @@ def test_a_model_is_changed_while_a_client_hangs_up_an_engine_joins_and_another_
         await asyncio.sleep(0.99)
         forgotten = dispatcher.submit("m", texts_of(10), 1)
         await changing
-        dispatcher.forget(forgotten)  # the last request for the old model, of which a batch is being computed
+        dispatcher.forget(forgotten)  # the last request for the old model, while a batch of it is computed
         request = dispatcher.submit("m", texts_of(1, 7), 1)
         assert labels_of(await asyncio.wait_for(request.answer, 60)) == [[7]]
 
@@ -312,6 +312,6 @@ def test_one_slow_batch_hardly_changes_what_is_expected() -> None:
     assert time.seconds(4, 0) == pytest.approx(0.032, rel=0.1)
     for _ in range(300):
         time.learn(4, 0, 0.032)
-        time.learn(1, 0, 0.010)  # but not a lone text
+        time.learn(1, 0, 0.010)  # a lone text stays as fast
     assert time.seconds(4, 0) == pytest.approx(0.032, rel=0.1)
     assert time.seconds(1, 0) == pytest.approx(0.010, rel=0.1)

@@ -40,12 +40,12 @@ from broadsheet.pipeline.model.charcnn import Model
 
 NAMES = ("small", "other", "several")
 MANY, TOO_MANY = 1500, 1501
-"""Texts of a request that takes a while, which is the largest, and of one that is refused."""
+"""The numbers of texts in the largest request, which takes a while, and in one that is refused."""
 WORDS = ["market", "goal", "Zürich", "naïve", "🎉", "research", "ΔG", "a\tb", "-", "42", "\x00", "\u202e"]
 
 
 def mixed_texts(count: int, seed: int) -> list[str]:
-    """Of none to 400 characters, more than the models read."""
+    """Return texts of none to 400 characters, which is more than the models read."""
     chosen = random.Random(seed)
     longest = [0, 1, 20, 122, 123, 124, 200, 400]
     return [" ".join(chosen.choices(WORDS, k=90))[: chosen.choice(longest)] for _ in range(count)]
@@ -56,14 +56,15 @@ def folder(small_model: Model, tmp_path_factory: pytest.TempPathFactory) -> Path
     made = tmp_path_factory.mktemp("serve")
     small_model.save(made / "small.safetensors")
     random_model(seed=2, length=200, classes=3).save(made / "other.safetensors")
-    replace(small_model, thresholds=(0.2, 0.3, 0.2, 0.4)).save(made / "several.safetensors")  # labels of a text
+    # Gives several labels to a text.
+    replace(small_model, thresholds=(0.2, 0.3, 0.2, 0.4)).save(made / "several.safetensors")
     (made / "admin").write_text("an-admin-token-for-tests\n")
     return made
 
 
 @pytest.fixture(scope="module")
 def server(folder: Path) -> Iterator[Server]:
-    """Three models; a target that a busy machine holds."""
+    """A server with three models, and a target that a busy machine meets."""
     with serving(
         *(part for name in NAMES for part in ("--model", f"{name}={folder / name}.safetensors")),
         *("--target-ms", 240_000, "--drain-s", 240, "--admin-token-file", folder / "admin"),
@@ -77,7 +78,7 @@ def post(server: Server, content: bytes, headers: dict[str, str] = JSON, **param
 
 
 def metric(server: Server, name: str) -> float:
-    """The sum of a metric's values over its labels."""
+    """Return the sum of a metric's values over its labels."""
     lines = httpx.get(f"{server.url}/metrics", timeout=240).text.splitlines()
     found = [line for line in lines if line.startswith((name + " ", name + "{"))]
     return sum(float(line.rpartition(" ")[2]) for line in found)
@@ -85,7 +86,7 @@ def metric(server: Server, name: str) -> float:
 
 @pytest.mark.slow
 def test_served_labels_are_those_of_a_job_to_the_bit(server: Server, folder: Path, tmp_path: Path) -> None:
-    """Whatever the texts are batched with: requests of all sizes, for two models, at once, as JSON and as Arrow."""
+    """The texts are batched with any others: requests of all sizes, for two models, at once, as JSON and as Arrow."""
     texts, jobs, lines = mixed_texts(60, seed=1), {}, {}
     for name in NAMES:
         options = {"model": folder / f"{name}.safetensors", "scores": True, "top_k": 2, "device": "cpu"}
@@ -114,12 +115,12 @@ def test_served_labels_are_those_of_a_job_to_the_bit(server: Server, folder: Pat
         page = httpx.get(f"{server.url}/metrics", timeout=240).text
         return sum(map(float, re.findall(r'^broadsheet_batch_texts_bucket\{.*le="1\.0".*\} (.+)$', page, re.MULTILINE)))
 
-    before = batches_of_one_text()  # of other tests
+    before = batches_of_one_text()  # of earlier tests
     with server.client() as client, ThreadPoolExecutor(16) as pool:
         for done in [pool.submit(ask, *each) for each in asked]:
             done.result()
     alone = batches_of_one_text() - before
-    assert alone < sum(last - first == 1 for _, first, last, _ in asked)  # they did share batches
+    assert alone < sum(last - first == 1 for _, first, last, _ in asked)  # the requests did share batches
 
 
 def test_a_client_gets_labels_and_is_told_what_is_wrong(server: Server) -> None:
@@ -129,7 +130,7 @@ def test_a_client_gets_labels_and_is_told_what_is_wrong(server: Server) -> None:
         (result,) = client.classify(["x" * 200])
         assert set(result) == {"label", "score", "n_chars", "truncated", "unknown_chars"}
         assert (result["n_chars"], result["truncated"]) == (200, True)
-        assert len(client.classify(["a"], top_k=10)[0]["top_labels"]) == 4  # it has no more classes
+        assert len(client.classify(["a"], top_k=10)[0]["top_labels"]) == 4  # the model has no more classes
         small, other, _ = client.models()
         assert (small["name"], small["default"], small["reads"], other["classes"]) == (
             *("small", True, 123),
@@ -204,7 +205,8 @@ def test_wrong_paths_and_methods_are_refused_in_json(server: Server) -> None:
             assert (answer.status_code, list(answer.json())) == (status, ["error"])
         assert post(server, stream(pa.array(["a"])), ARROW, top_k="x").status_code == 422
         assert post(server, stream(pa.array(["a"])), ARROW, unknown=1).status_code == 422
-        assert post(server, b'{"texts": ["a"]}', JSON, model="other").status_code == 422  # an option of the body
+        # "model" is an option of the body.
+        assert post(server, b'{"texts": ["a"]}', JSON, model="other").status_code == 422
         with socket.create_connection(urlsplit(server.url).netloc.split(":")) as raw:
             raw.sendall(b"GET / HTTP/9.9\r\n\r\n")
             assert raw.recv(100).startswith(b"HTTP/1.1 400")
@@ -224,7 +226,8 @@ LAST = IS_ALIVE + b"connection: close\r\n\r\n"
     [
         ((ASK + H2C + LENGTH + A_TEXT + LAST,), [200, 200]),
         ((ASK + H2C + LENGTH, A_TEXT, LAST), [200, 200]),
-        ((ASK + H2C + b"content-length: %d\r\n\r\n" % len(LAST), LAST, LAST), [400, 200]),  # its body is no request
+        # Its body is not read as a request.
+        ((ASK + H2C + b"content-length: %d\r\n\r\n" % len(LAST), LAST, LAST), [400, 200]),
         ((ASK + H2C + CHUNKED + b"\r\n" + LAST,), [200, 200]),
         (((ASK + H2C + LENGTH + A_TEXT).replace(b"h2c", b"websocket"), LAST), [200, 200]),
         (((IS_ALIVE + H2C + b"\r\n") * 1500, LAST), [200] * 1501),
@@ -246,11 +249,11 @@ def test_each_request_of_a_connection_gets_one_answer_in_order(
 
 
 def statuses_of(server: Server, *sent: bytes) -> list[int]:
-    """Those of all answers on a connection, until the server closes it."""
+    """Return the statuses of all answers on a connection, until the server closes it."""
     answered = b""
     with socket.create_connection(urlsplit(server.url).netloc.split(":"), timeout=240) as raw, suppress(OSError):
         for number, part in enumerate(sent):
-            time.sleep(0.05 * (number > 0))  # so that each is read alone
+            time.sleep(0.05 * (number > 0))  # so that the server reads each piece alone
             raw.sendall(part)
         while found := raw.recv(1 << 16):
             answered += found
@@ -258,7 +261,7 @@ def statuses_of(server: Server, *sent: bytes) -> list[int]:
 
 
 def head_of(size: int) -> bytes:
-    """A request whose lines after the first have about this many bytes."""
+    """Return a request whose header lines have about this many bytes."""
     lines, left = [], size
     for number in range(8):
         begin = b"x-%d: " % number
@@ -352,7 +355,7 @@ def test_errors_of_all_packages_are_json_in_a_json_log() -> None:
 
 @contextmanager
 def engine_held(server: Server) -> Iterator[int]:
-    """Hold the engine's process up in the block: what is sent meanwhile waits for it, however slow this process is."""
+    """Stop the engine's process in the block. Requests sent meanwhile wait for it, however slow this process is."""
     engine = next(line["process"] for line in reversed(server.said) if line["message"] == "engine ready")
     os.kill(engine, signal.SIGSTOP)
     try:
@@ -363,14 +366,14 @@ def engine_held(server: Server) -> Iterator[int]:
 
 
 def wait_for_texts(server: Server) -> None:
-    """Until texts wait for an engine."""
+    """Wait until texts wait for an engine."""
     while metric(server, "broadsheet_queue_texts") == 0:
         time.sleep(0.01)
 
 
 @pytest.mark.slow
 def test_a_large_request_and_single_ones_amid_it_get_their_own_answers(server: Server) -> None:
-    """Which is answered first is seen where no clock decides it, in test_queue.py."""
+    """The order of the answers is tested in test_queue.py, which depends on no real clock."""
     large = json.dumps({"texts": [f"text number {i}" for i in range(MANY)]}).encode()
     with ThreadPoolExecutor(1) as pool, server.client() as client:
         with engine_held(server):
@@ -388,9 +391,11 @@ def test_a_client_that_hangs_up_is_forgotten(server: Server) -> None:
     host, port = urlsplit(server.url).netloc.split(":")
     with engine_held(server), socket.create_connection((host, int(port))) as raw:
         head = f"POST /v1/classify HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {len(body)}"
-        raw.sendall(head.encode() + b"\r\n\r\n" + body + IS_ALIVE + b"\r\n")  # which waits for the first's answer
+        # A second request, which waits for the answer to the first.
+        raw.sendall(head.encode() + b"\r\n\r\n" + body + IS_ALIVE + b"\r\n")
         wait_for_texts(server)
-        raw.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # nothing more can be sent to it
+        # Closing now resets the connection.
+        raw.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     while metric(server, "broadsheet_queue_texts"):
         time.sleep(0.01)
     server.wait_for("request")
@@ -420,11 +425,11 @@ def test_health_metrics_and_the_document(server: Server) -> None:
 
 
 def load(server: Server, until: threading.Event, model: str, texts: list[str]) -> list[httpx.Response | Exception]:
-    """What a client gets that asks again and again."""
+    """Return what a client gets that asks again and again."""
     found: list[httpx.Response | Exception] = []
     body = json.dumps({"texts": texts, "model": model, "scores": True}).encode()
     with httpx.Client(base_url=server.url, timeout=240) as http:
-        while not until.wait(0.02):  # the reloads are to have their share of the cores
+        while not until.wait(0.02):  # leaves the reloads their share of the cores
             try:
                 found.append(http.post("/v1/classify", content=body, headers=JSON))
             except httpx.HTTPError as error:
@@ -516,13 +521,13 @@ def test_http_processes_answer_as_one_and_one_that_is_killed_costs_its_own_conne
     for i, http in enumerate(clients, 1):
         assert http.post("/v1/classify", **asked).status_code == 200
         while (seen := requests_of(clients[-i].get("/metrics").text)) < before + i:
-            time.sleep(0.01)  # the process that answers has not heard of it from the other
+            time.sleep(0.01)  # the answering process may not have heard of it yet
         assert seen == before + i
     first, *others = http_processes(server)
     assert len(others) == 1
     first.kill()
     server.wait_for("HTTP process lost")
-    for http in clients:  # those that it had connect again
+    for http in clients:  # they connect again
         assert http.post("/v1/classify", **asked).status_code == 200
         http.close()
     assert server.wait_for("HTTP process ready")["process"] != first.pid
@@ -532,8 +537,8 @@ def test_http_processes_answer_as_one_and_one_that_is_killed_costs_its_own_conne
 
 @pytest.mark.slow
 def test_sigterm_answers_what_is_in_flight_and_ends_with_0(server: Server) -> None:
-    """Also what nobody has read yet, and what a process has that took the place of a lost one. The last test of this
-    server.
+    """It answers requests that nobody has read yet, and those of a process that replaced a lost one. This is the last
+    test of this server.
     """
     large = json.dumps({"texts": [f"text number {i}" for i in range(100)]}).encode()
     waiting = [HTTPConnection(urlsplit(server.url).netloc, timeout=240) for _ in range(6)]
@@ -570,7 +575,7 @@ def test_a_server_that_stops_refuses_connections_while_it_answers(folder: Path) 
             assert not waiting.done()
         server.process.send_signal(signal.SIGTERM)
         at = urlsplit(server.url)
-        with suppress(ConnectionError):  # refused, or reset while it is closed
+        with suppress(ConnectionError):  # refused, or reset as it closes
             while not waiting.done():
                 socket.create_connection((at.hostname or "", at.port or 0), 240).close()
                 time.sleep(0.01)

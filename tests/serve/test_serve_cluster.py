@@ -40,7 +40,7 @@ def test_a_lost_worker_costs_no_request_and_another_takes_its_place(
                 while not stop.is_set():
                     assert client.classify_arrow(column, scores=True).equals(wanted)
                     answered[number] += 1
-                    time.sleep(0.02)  # others need the cores too
+                    time.sleep(0.02)  # leaves the cores to others
 
         column = pa.array(texts)
         wanted = server.client().classify_arrow(column, scores=True)
@@ -50,7 +50,7 @@ def test_a_lost_worker_costs_no_request_and_another_takes_its_place(
             try:
                 workers[0].send_signal(signal.SIGKILL)
                 server.wait_for("engine lost")
-                before = answered[:]  # each client's request under way then, and the next one, wait for no other worker
+                before = answered[:]  # each client's current request and the next one wait for no other worker
                 wait_until(lambda: all(now >= then + 2 for now, then in zip(answered, before, strict=True)))
                 start_worker(processes, file)
                 server.wait_for("engine ready")

@@ -1,4 +1,4 @@
-"""A server beyond this machine: TLS, tokens, limits on connections, and more requests than it can answer."""
+"""A server for other machines: TLS, tokens, limits on connections, and more requests than it can answer."""
 
 from __future__ import annotations
 
@@ -65,14 +65,15 @@ def test_who_shows_the_token_over_tls_is_answered(server: Server, certificate: P
             try:
                 answers.extend(client.classify(["a text"]))
             except ServerError as error:
-                if error.status != 503:  # not within a second, where this machine is busy
+                if error.status != 503:  # 503: a busy machine did not answer within a second
                     raise
             return bool(answers)
 
         wait_until(is_answered)
         assert answers[0]["n_chars"] == 6
     told = server.wait_for("request")
-    assert (told["logged_texts"], told["route"]) == (["a text"], "/v1/classify")  # the texts as was asked for
+    # Texts are logged because the server was asked to.
+    assert (told["logged_texts"], told["route"]) == (["a text"], "/v1/classify")
     assert re.fullmatch(r"[0-9a-f]{16}", told["id"])
     trust = ssl.create_default_context(cafile=str(certificate))
     for wrong in (None, "another-token-than-that", "é" * 20):
@@ -88,11 +89,11 @@ def test_who_shows_the_token_over_tls_is_answered(server: Server, certificate: P
     answer = httpx.post(
         f"{server.url}/v1/models/small/reload", headers={"authorization": f"Bearer {TOKEN}"}, verify=trust
     )
-    assert answer.status_code == 403  # it has no admin token, and this is none
+    assert answer.status_code == 403  # the server has no admin token, and this token is another
     for path in ("/readyz", "/health", "/ping", "/v2/health/ready", "/v2/models/small/ready", "/v2"):
         assert httpx.get(server.url + path, verify=trust, timeout=240).status_code == 200
     with pytest.raises(ServerError, match="does not answer"):
-        server.client(token=TOKEN).classify(["a"])  # the certificate is not one that the system trusts
+        server.client(token=TOKEN).classify(["a"])  # the system does not trust the certificate
 
 
 def connect(server: Server, certificate: Path) -> ssl.SSLSocket:
@@ -103,7 +104,7 @@ def connect(server: Server, certificate: Path) -> ssl.SSLSocket:
 
 
 def read_all(connection: ssl.SSLSocket) -> bytes:
-    """What comes until the server closes the connection."""
+    """Return all bytes that arrive until the server closes the connection."""
     found = b""
     while piece := connection.recv(1 << 16):
         found += piece
@@ -147,12 +148,14 @@ def test_idle_connections_are_closed_and_too_many_refused(server: Server, certif
             with connect(server, certificate) as connection:
                 return read_all(connection).startswith(b"HTTP/1.1 503")
 
-    wait_until(is_refused)  # where that many take a second to open, the first have been closed by then
+    wait_until(is_refused)  # if opening so many takes a second, the first have been closed by then
 
 
 def is_answered_with_200(form: Any) -> bool:
-    """503 says that it cannot be answered within the server's second, since this machine is busy. The first page asks
-    again then by itself, this one does not.
+    """Return whether a form is answered with 200.
+
+    The status 503 means that this busy machine could not answer within the server's second. The first page then repeats
+    its request by itself, but this page does not.
     """
     form.locator("button").click()
     form.locator("pre").wait_for()
@@ -185,7 +188,7 @@ def test_the_page_labels_what_is_typed(server: Server, chromium: Any, width: int
     assert shares == sorted(shares, reverse=True)
     assert abs(sum(shares) - 100) < 1
     assert f"{len(text)} characters, of which it read the first 123; " in page.inner_text("#counts")
-    assert page.locator("#read").text_content() == text  # shown, not obeyed
+    assert page.locator("#read").text_content() == text  # shown as text, not run
     assert "é" in page.locator("#read mark").all_text_contents()
     assert page.locator("#read .rest").text_content() == text[123:]
     assert page.inner_text("#name").startswith("small, ")
@@ -203,7 +206,7 @@ def test_the_page_labels_what_is_typed(server: Server, chromium: Any, width: int
     page.goto(f"{server.url}/docs")
     assert "/v1/classify" in page.inner_text("body")
     page.fill("#token", TOKEN)
-    for form in page.locator("form:has(textarea)").all():  # what stands there is answered
+    for form in page.locator("form:has(textarea)").all():  # answers the text that the form holds
         wait_until(partial(is_answered_with_200, form))
     assert page.locator("form:has(textarea)").count() == 6
     assert page.evaluate("document.documentElement.scrollWidth") <= width
@@ -211,7 +214,7 @@ def test_the_page_labels_what_is_typed(server: Server, chromium: Any, width: int
 
 
 def test_what_cannot_be_answered_in_time_is_refused_at_once(server: Server, certificate: Path) -> None:
-    """Requests that take a while come until one is refused, however fast this machine is."""
+    """Slow requests come until the server refuses one, however fast this machine is."""
     body = json.dumps({"texts": [f"text number {i}" for i in range(250)]}).encode()
     headers = {"content-type": "application/json", "authorization": f"Bearer {TOKEN}"}
     limits = httpx.Limits(max_connections=40)
@@ -237,11 +240,11 @@ def test_what_cannot_be_answered_in_time_is_refused_at_once(server: Server, cert
         assert all(int(answer.headers["retry-after"]) >= 1 and "ms" in answer.json()["error"] for answer in refused)
         assert shed(http) - shed_before == len(refused)
         wait_until(lambda: "broadsheet_queue_texts 0.0" in http.get("/metrics").text)
-        wait_until(lambda: http.post("/v1/classify", content=body).status_code == 200)  # all is as before
+        wait_until(lambda: http.post("/v1/classify", content=body).status_code == 200)  # the server works as before
 
 
 def shed(http: httpx.Client) -> float:
-    """Requests that the server has refused, as its metrics say."""
+    """Return how many requests the server has refused, from its metrics."""
     lines = http.get("/metrics").text.splitlines()
     return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith("broadsheet_shed_requests_total{"))
 
@@ -249,7 +252,7 @@ def shed(http: httpx.Client) -> float:
 ASK = b"POST /v1/classify HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: 21\r\n\r\n"
 ASK += b'{"texts": ["a text"]}'
 TWO_TEXTS = ASK.replace(b" 21", b" 25").replace(b'"a text"', b'"a text", ""')
-"""Requests in one piece."""
+"""The requests in one piece."""
 
 
 def status_of(connection: socket.socket, sent: bytes = ASK) -> int:
@@ -270,7 +273,7 @@ def connected(server: Server) -> socket.socket:
 @pytest.mark.slow
 @pytest.mark.parametrize("which", ["http_process", "engine_process", ""])
 def test_a_lone_client_is_answered_however_late_it_is_read(slow_to_read: Server, which: str) -> None:
-    """Nobody else asks: whichever process was held up, and for however long."""
+    """No other client asks. Any process may be held up, for any time."""
     main = psutil.Process(slow_to_read.process.pid)
     held_up = children_of(main.pid, f"broadsheet.pipeline.serve.{which}")[0] if which else main
     with connected(slow_to_read) as lone:
@@ -284,8 +287,10 @@ def test_a_lone_client_is_answered_however_late_it_is_read(slow_to_read: Server,
 
 
 def test_who_asks_again_at_once_leaves_time_for_others_and_is_answered_then(slow_to_read: Server) -> None:
-    """A process that has much to answer refuses what it reads late. The next request of that client is held back,
-    others are answered meanwhile, and then so is that one; for the time that it was held it is not late.
+    """A process that has much to answer refuses what it reads late.
+
+    It holds back the next request of that client, answers others meanwhile, and then answers it. The time for which it
+    held the request does not count as late.
     """
     (process,) = children_of(slow_to_read.process.pid, "broadsheet.pipeline.serve.http_process")
     (engine,) = children_of(slow_to_read.process.pid, "broadsheet.pipeline.serve.engine_process")
@@ -308,7 +313,7 @@ def test_who_asks_again_at_once_leaves_time_for_others_and_is_answered_then(slow
             return status == b"503"
 
     def milliseconds_of_the_next() -> float:
-        """What the server says: from when its time began to its answer."""
+        """Return the server's own figure, from the start of a request's time to its answer."""
         with connected(slow_to_read) as hasty, connected(slow_to_read) as other:
             wait_until(lambda: is_refused(hasty))
             hasty.sendall(TWO_TEXTS)
@@ -320,11 +325,13 @@ def test_who_asks_again_at_once_leaves_time_for_others_and_is_answered_then(slow
             pass
         return float(line["milliseconds"])
 
-    assert any(milliseconds_of_the_next() < 500 for _ in range(5))  # for which it was held at the least
+    assert any(milliseconds_of_the_next() < 500 for _ in range(5))  # the server holds a request for at least 500 ms
 
 
 def test_the_time_of_a_large_body_begins_when_it_is_read(slow_to_read: Server) -> None:
-    """Reading it takes longer than the target, and others are computed meanwhile: it is answered all the same."""
+    """Reading the body takes longer than the target, and others are computed meanwhile, but the server answers the
+    request.
+    """
     (process,) = children_of(slow_to_read.process.pid, "broadsheet.pipeline.serve.http_process")
     (engine,) = children_of(slow_to_read.process.pid, "broadsheet.pipeline.serve.engine_process")
     body = json.dumps({"texts": ["a text " * 30_000]}).encode()
@@ -335,7 +342,7 @@ def test_the_time_of_a_large_body_begins_when_it_is_read(slow_to_read: Server) -
             engine.suspend()
             other.sendall(ASK)
             large.sendall(head + body[:-1])
-            wait_until(lambda: ioctl(large, TIOCOUTQ, bytes(4)) == bytes(4))  # the most of it has been read
+            wait_until(lambda: ioctl(large, TIOCOUTQ, bytes(4)) == bytes(4))  # most of the body has been read
             process.suspend()
             large.sendall(body[-1:])
             time.sleep(1.2)  # more than the target
@@ -348,7 +355,7 @@ def test_the_time_of_a_large_body_begins_when_it_is_read(slow_to_read: Server) -
 
 
 def test_what_waited_in_its_socket_is_late_by_that() -> None:
-    """Half a second, of which the kernel's clock may miss some ticks, which come late on a busy machine."""
+    """The wait is half a second. The kernel's clock may miss some ticks on a busy machine, where they come late."""
     with socket.create_server(("127.0.0.1", 0)) as listening:
         one = socket.create_connection(listening.getsockname())
         other, _ = listening.accept()
@@ -361,7 +368,7 @@ def test_what_waited_in_its_socket_is_late_by_that() -> None:
 
 
 class _LastReceived:
-    """A connection of which the kernel says how long ago it received something."""
+    """A connection for which the kernel says how long ago it received something."""
 
     def __init__(self, milliseconds: int) -> None:
         self._milliseconds = milliseconds
@@ -399,7 +406,7 @@ def waiting_texts(server: Server) -> float:
 
 
 def test_a_server_is_not_ready_while_an_http_process_has_not_answered(slow_to_read: Server) -> None:
-    """One that was started again: it has a text labelled before connections are to come to it."""
+    """The process was started again, and must have a text labelled before the server sends it connections."""
     port = urlsplit(slow_to_read.url).port or 0
     (process,) = children_of(slow_to_read.process.pid, "broadsheet.pipeline.serve.http_process")
     (engine,) = children_of(slow_to_read.process.pid, "broadsheet.pipeline.serve.engine_process")
@@ -416,7 +423,7 @@ def test_a_server_is_not_ready_while_an_http_process_has_not_answered(slow_to_re
 
 @pytest.mark.slow
 def test_a_server_is_ready_once_each_http_process_has_answered_a_text(small_model_file: Path) -> None:
-    """And from then on, nobody is refused, whichever process a connection is dealt to."""
+    """From then on no client is refused, whichever process gets the connection."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     options = ("--model", f"small={small_model_file}", "--port", port, "--http-processes", 3, "--target-ms", 20)
@@ -434,7 +441,7 @@ def test_a_server_is_ready_once_each_http_process_has_answered_a_text(small_mode
         for probe in probes:
             probe.sendall(b"GET /v2/models/small/ready HTTP/1.1\r\nhost: x\r\n\r\n")
             probe.sendall(b"GET /readyz HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
-        answered, _, _ = select(probes, [], [])  # those of the process that is held up get none
+        answered, _, _ = select(probes, [], [])  # probes of the process that is held up get no answer
         assert [read_statuses(probe) for probe in answered] == [[503, 503]] * len(answered)
         late.resume()
         wait_until(lambda: status_of_ready(port) == 200, every=0.001)
@@ -463,7 +470,7 @@ def test_what_takes_longer_than_the_time_to_drain_is_told(server: Server, certif
     trust = ssl.create_default_context(cafile=str(certificate))
     http = httpx.Client(base_url=server.url, headers=headers, verify=trust, timeout=240)
     with http, ThreadPoolExecutor(1) as pool:
-        waiting = pool.submit(http.post, "/v1/classify", content=body)  # of some seconds at the least
+        waiting = pool.submit(http.post, "/v1/classify", content=body)  # takes at least some seconds
         while "broadsheet_queue_texts 0.0" in http.get("/metrics").text:
             assert not waiting.done()
         assert server.stop() == 0

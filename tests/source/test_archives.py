@@ -1,4 +1,4 @@
-"""Zip archives as they come: of one file or many, from other systems, damaged, encrypted, and made to fill memory."""
+"""Zip archives: of one file or many, from other systems, damaged, encrypted, or made to fill memory."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_each_file_of_an_archive_is_read_as_if_it_were_unpacked(
     assert list(table["file"].unique()) == named
     assert table["row"].tolist() == [*range(60), *range(60), 0]
     assert table["id"].astype(str).tolist() == [*map(str, [*range(60), *range(60)]), "7"]
-    with fsspec.open(named[0]) as stream:  # other programs know a member by the same name
+    with fsspec.open(named[0]) as stream:  # other programs use the same name for a member
         assert stream.read().decode() == CSV
     told = {Path(where.split("::")[0]).name: why for where, why in report.tally.problems}
     assert set(told) == {"table.parquet", "older.zip"}
@@ -74,7 +74,7 @@ def test_each_file_of_an_archive_is_read_as_if_it_were_unpacked(
 def test_members_are_found_however_their_paths_are_written(
     client: Client, small_model: Model, broadsheet_here: CommandHere, tmp_path: Path
 ) -> None:
-    """With a dot, from the root, beside the archive's folder: all are labelled, and the input is found again."""
+    """Paths may begin with a dot or a slash, or lead outside the archive. All members are labelled, and found again."""
     written = ["./c.csv", "/abs/d.csv", "../e.csv", "f//g.csv", "q[1].csv", "q1.csv"]
     path = zipped(tmp_path / "one.zip", {name: f"text\n{name}\n" for name in written})
     report = pipeline.classify(path, tmp_path / "out", model=small_model, client=client)
@@ -95,7 +95,7 @@ def test_members_that_cannot_be_read_are_named_and_the_others_are_read(
     path = zipped(tmp_path / "m.zip", {"good.csv": CSV, "locked.csv": CSV, "odd.csv": CSV, "damaged.csv": CSV * 40})
     data = bytearray(path.read_bytes())
     listed = data.index(b"PK\x01\x02")
-    for name, place, value in ((b"locked.csv", 8, 1), (b"odd.csv", 10, 9)):  # encrypted; Deflate64
+    for name, place, value in ((b"locked.csv", 8, 1), (b"odd.csv", 10, 9)):  # encrypted, and Deflate64
         data[data.index(name, listed) - 46 + place] = value
     damaged = data.index(b"damaged.csv") + len(b"damaged.csv")
     data[damaged + 150] ^= 0xFF
@@ -128,7 +128,7 @@ def test_an_archive_that_stands_for_far_more_is_read_in_bounded_memory(tmp_path:
     path = tmp_path / "bomb.zip"
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive, archive.open("a.txt", "w") as to:
         for _ in range(30):
-            to.write(b"x" * (1 << 24))  # a line of 480 MiB
+            to.write(b"x" * (1 << 24))  # builds a line of 480 MiB
         to.write(b"\nlast line\n")
     assert path.stat().st_size < 8 << 20
     run = subprocess.run(
@@ -136,7 +136,7 @@ def test_an_archive_that_stands_for_far_more_is_read_in_bounded_memory(tmp_path:
     )
     rows, mebibytes = map(int, run.stdout.split())
     assert rows == 2
-    assert mebibytes < 560  # the line would take 480 more
+    assert mebibytes < 560  # holding the line would take 480 MiB more
 
 
 def test_an_archive_within_a_folder_or_at_a_url_is_read(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Arrow files and streams as pyarrow, pandas, Polars and `datasets` write them; damaged and hostile ones."""
+"""Arrow files and streams as written by pyarrow, pandas, Polars and `datasets`; and damaged and hostile files."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def read(path: Path, limits: Limits | None = None, chunk_rows: int = 128) -> tup
 @pytest.mark.parametrize("name", WRITERS)
 def test_every_writers_file_gives_the_same_rows(tmp_path: Path, name: str) -> None:
     WRITERS[name](tmp_path / name)
-    for limits in (None, Limits(chunk_bytes=3000)):  # of which several fragments take rows of one batch
+    for limits in (None, Limits(chunk_bytes=3000)):  # under this limit, several fragments take rows of one batch
         chunk, _, sizes = read(tmp_path / name, limits)
         assert max(sizes) <= 128
         good = [i for i, text in enumerate(TEXTS) if text]
@@ -139,7 +139,9 @@ def test_what_is_no_arrow_file_is_said(tmp_path: Path, name: str, data: bytes, m
 
 
 def bombs(folder: Path) -> None:
-    """Small files: a buffer that claims to be a tebibyte; and a long value that 20,000 rows refer to in two ways."""
+    """Write small hostile files: a buffer that claims a tebibyte, and a long value that 20,000 rows refer to in two
+    ways.
+    """
     feather.write_feather(pa.table({"text": ["x" * 5000]}), folder / "claim.arrow", compression="zstd")
     claimed = (
         (folder / "claim.arrow").read_bytes().replace((5000).to_bytes(8, "little"), (1 << 40).to_bytes(8, "little"))
@@ -193,7 +195,7 @@ def test_no_flipped_byte_crashes_a_process_or_invents_rows(tmp_path: Path) -> No
 
 
 def fuzz(folder: str) -> None:
-    """Read files with bytes replaced: an error of ours, or rows, whatever they hold."""
+    """Read files in which bytes are replaced, and check that the result is rows or one of our errors."""
     rng = np.random.default_rng(0)
     for source in sorted(Path(folder).iterdir()):
         whole = source.read_bytes()
@@ -234,7 +236,7 @@ NOWHERE = pa.array([1, 2, 3], pa.timestamp("us", "Mars/Olympus"))
 def test_a_column_that_cannot_be_kept_is_refused_before_any_work(
     client: Client, small_model: Model, tmp_path: Path, column: pa.Array, kind: str
 ) -> None:
-    """In memory, in an Arrow file, and in a list; else it is copied as it is. No matter where it is not kept."""
+    """The column is refused or copied unchanged, in memory, in an Arrow file or in a list. A job may leave it out."""
     listed = pa.ListArray.from_arrays(pa.array([0, 1, 2, 3], pa.int32()), column)
     for values in (column, listed):
         table = pa.table({"text": ROWS, "k": values})
@@ -262,7 +264,7 @@ def test_a_column_that_cannot_be_kept_is_refused_before_any_work(
     st.sampled_from(["plain", "struct", "list"]),
 )
 def test_a_time_that_no_text_can_hold_costs_its_row(kind: pa.DataType, numbers: list[int | None], shape: str) -> None:
-    """Of a column, of a field and of an item of a list; the others are copied as they are."""
+    """The time is in a column, a field or an item of a list. Other rows are copied unchanged."""
     bits = pa.int32() if kind == pa.date32() else pa.int64()
     low = 2**31 if kind == pa.date32() else 2**63
     plain = pa.array([None if n is None else (n + low) % (2 * low) - low for n in numbers], bits).view(kind)
@@ -322,7 +324,7 @@ VIEWS = {
         [0, 1, 2], pa.ExtensionArray.from_storage(pa.json_(), pa.array(["[1]", "{}"]))
     ),
 }
-"""Columns in layouts of which few of Arrow's functions take one."""
+"""Columns in layouts that few of Arrow's functions accept."""
 
 
 @pytest.mark.parametrize("name", VIEWS)
@@ -350,13 +352,13 @@ def test_what_is_within_others_is_kept_in_every_layout(small_model: Model, tmp_p
         assert pipeline.verify(tmp_path / form).rows_read == len(table)
         kept = report.to_arrow()["kept"]
         if pa.types.is_binary(getattr(kept.type, "value_type", kept.type)) and form != "parquet":
-            continue  # base64
+            continue  # the value is in base64
         assert kept.to_pylist() == table["kept"].to_pylist()
         assert not has_views(kept.type)
 
 
 def test_lists_that_refer_to_the_same_values_are_read_in_bounded_memory(tmp_path: Path) -> None:
-    """20,000 lists of the same 20,000 numbers take 3 GiB as lists."""
+    """As lists, 20,000 lists of the same 20,000 numbers take 3 GiB."""
     offsets, sizes = pa.array(np.zeros(20_000, np.int32)), pa.array(np.full(20_000, 20_000, np.int32))
     lists = pa.ListViewArray.from_arrays(offsets, sizes, pa.array(np.arange(20_000)))
     feather.write_feather(pa.table({"text": ["a"] * 20_000, "kept": lists}), tmp_path / "f.arrow")
@@ -365,7 +367,7 @@ def test_lists_that_refer_to_the_same_values_are_read_in_bounded_memory(tmp_path
 
 
 def test_a_stream_may_replace_its_dictionaries_any_number_of_times(tmp_path: Path) -> None:
-    """Together they take far more than may be held at once."""
+    """Together the dictionaries take far more memory than the limit."""
     limits = Limits(chunk_bytes=1 << 16)
     tables = [
         pa.table({"text": pa.array([f"{i} {word * 2000}" for word in "abcdefgh"] * 2).dictionary_encode()})
@@ -381,7 +383,7 @@ def test_a_stream_may_replace_its_dictionaries_any_number_of_times(tmp_path: Pat
         result = read_as(found([tmp_path], limits), Selection(), 10)
         assert not result.messages
         assert result.texts == texts
-    part = read_split(found([tmp_path], limits), Selection(), 10, segment=1 << 10)  # begins at many dictionaries
+    part = read_split(found([tmp_path], limits), Selection(), 10, segment=1 << 10)  # parts begin at many dictionaries
     assert part.texts == texts
 
 
@@ -399,7 +401,7 @@ def test_a_stream_may_add_to_its_dictionaries(tmp_path: Path) -> None:
 
 
 def test_rows_that_are_claimed_and_not_there_cost_no_time(tmp_path: Path) -> None:
-    """A batch of two rows, which says that it has 2^30."""
+    """A batch of two rows claims 2^30 rows."""
     for name, column in (("text", ["one", "two"]), ("null", pa.nulls(2))):
         sink = pa.BufferOutputStream()
         with pa.ipc.new_stream(sink, pa.schema([("text", pa.array(column).type)])) as to:
@@ -415,7 +417,8 @@ def test_rows_that_are_claimed_and_not_there_cost_no_time(tmp_path: Path) -> Non
     coded = pa.DictionaryArray.from_arrays(pa.array([0] * 5000, pa.int8()), ["a text"])
     path = tmp_path / "few" / "claim.arrow"
     feather.write_feather(pa.table({"text": coded}), path, compression="zstd")
-    rows, claimed = (count.to_bytes(8, "little") for count in (5000, 1 << 29))  # also of the index's buffer
+    # Changes the size of the index's buffer too.
+    rows, claimed = (count.to_bytes(8, "little") for count in (5000, 1 << 29))
     path.write_bytes(path.read_bytes().replace(rows, claimed))
     (message,) = read_files(found([path]), Selection(), 512).messages
     assert "it claims to hold 536,870,912 rows that take no byte" in message
@@ -453,7 +456,7 @@ def test_a_damaged_batch_is_named_by_its_number(tmp_path: Path, writer: Callable
     table = pa.table({"text": [f"a long enough text {i} " * 9 for i in range(30)]})
     with writer(tmp_path / "f.arrow", table.schema, options=pa.ipc.IpcWriteOptions(compression="zstd")) as to:
         to.write_table(table, 10)
-    data, frame = (tmp_path / "f.arrow").read_bytes(), b"\x28\xb5\x2f\xfd"  # that zstd begins with
+    data, frame = (tmp_path / "f.arrow").read_bytes(), b"\x28\xb5\x2f\xfd"  # the bytes that zstd data begins with
     assert data.count(frame) >= 3
     last = data.rindex(frame)
     (tmp_path / "f.arrow").write_bytes(data[: last + 8] + bytes(9) + data[last + 17 :])

@@ -1,5 +1,5 @@
-"""Columns that are copied from files, and columns within others, by names with dots: their types, files that differ in
-them, and what is said of files not read.
+"""Columns that are copied from files, and nested columns named with dots: their types, files that differ in their
+columns, and the messages about files that are not read.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def test_every_column_of_a_parquet_file_keeps_its_type(client: Client, small_mod
 def test_keys_that_the_first_lines_lack_are_not_lost_in_silence(
     client: Client, small_model: Model, tmp_path: Path
 ) -> None:
-    """Keys of one row in three, from the line on that has their number."""
+    """The keys are in one row of three, from the line with their number on."""
     first_lines = {"late": 150, "later": 260, "of every type": 120, "\ud800": 130}
     values = [1, 2.5, None, "x", [1], {"a": 1}, True, {}]
     rows = [{"text": f"oil rose {i}", "id": i} for i in range(300)]
@@ -173,7 +173,7 @@ def test_ids_of_different_types_fit_the_strings_of_the_first_file(
     assert "'text' holds int64, not strings" in messages[str(tmp_path / "in" / "3.parquet")]
     whole = {"chunk_size": 1000, **{name: job[name] for name in ("model", "client", "id_column", "keep")}}
     other = classify(tmp_path / "in", **whole).to_arrow()
-    other = other.filter(other["reason"].is_null())  # in memory the row without a text is among them
+    other = other.filter(other["reason"].is_null())  # in memory, the row without a text is among the others
     assert other.select(["id", "n", "w"]).equals(rows.select(["id", "n", "w"]))
     (tmp_path / "out" / "_SUCCESS").unlink()
     for entry in sorted((tmp_path / "out" / "_entries").glob("part-*"))[1:]:
@@ -218,7 +218,7 @@ def test_what_is_not_read_is_said(
     assert code == 0
     assert "out: whole, as far as its input was read. " in printed
     assert f"Of the input, {unread}" in printed
-    assert f"Of the input, {report.not_read[2]}" in printed  # what was read with a problem
+    assert f"Of the input, {report.not_read[2]}" in printed  # the file that was read with a problem
     assert json.loads(broadsheet_here("verify", tmp_path / "out", "--json")[1])["unread"] == [
         [f"{tmp_path}/in/3.parquet", 250],
         [f"{tmp_path}/in/4.parquet", None],
@@ -273,7 +273,7 @@ def test_types_hold_the_values_of_several_files(tmp_path: Path) -> None:
 
 
 def test_a_file_whose_column_does_not_fit_is_told_what_to_do(tmp_path: Path) -> None:
-    """Of many files only some are asked for their types."""
+    """If there are many files, the job asks only some of them for their types."""
     for number in range(41):
         ids = pa.array(["x"]) if number == 2 else pa.array([number])
         pq.write_table(pa.table({"text": ["a"], "id": ids}), tmp_path / f"{number:02}.parquet")
@@ -300,7 +300,7 @@ def test_a_saved_plan_has_the_types_that_the_files_give(tmp_path: Path) -> None:
         plan_from(plan_bytes(forged), files, asked, 10, "plan")
 
 
-# Columns within others, by names with dots (`doc.body`), in files and in memory; and names that hold dots.
+# Nested columns, named with dots (`doc.body`), in files and in memory; and names that contain dots.
 
 
 ROWS = [
@@ -346,7 +346,7 @@ def test_what_is_within_columns_is_read_kept_and_filtered_everywhere(small_model
         assert [int(n) for n in table["doc.meta.n"].to_pylist()] == [*range(40)], name
         assert {*table["a.b"].to_pylist()} == {"own"}, name
     german = classify(tmp_path / "in.parquet", model=small_model, where='doc.meta.lang == "de"', **ASKED).to_arrow()
-    assert {*german["doc.meta.lang"].to_pylist()} == {"de", None}  # quarantined rows stay
+    assert {*german["doc.meta.lang"].to_pylist()} == {"de", None}  # quarantined rows keep their values
     assert german.filter(german["reason"].is_null()).num_rows == 20
 
 
@@ -404,7 +404,7 @@ VALUES = st.recursive(
     )
 )
 def test_a_json_line_is_read_the_same_alone_and_among_others(lines: list[dict]) -> None:
-    """By Arrow's parser and by Python's."""
+    """Both Arrow's parser and Python's are tested."""
     block = block_of([json.dumps(line).encode() for line in [{"id": "1", "a": {"b": "x", "c": "y"}}, *lines]])
     for selection in (
         Selection(("a.b",)), Selection(("a.b",), ("id", "a.c"), reads=2), Selection(("a.b",), ("a",)),
@@ -414,7 +414,7 @@ def test_a_json_line_is_read_the_same_alone_and_among_others(lines: list[dict]) 
 
 
 def test_what_json_lacks_is_null_and_minus_zero_keeps_its_sign(small_model: Model, tmp_path: Path) -> None:
-    """Within objects and arrays that are copied as text, from a file and from memory."""
+    """The values are within objects and arrays that are copied as text, from a file and from memory."""
     lines = ['{"text": "a", "n": -0, "x": {"b": [-0, -0.0, NaN, -Infinity, 1e5, "NaN"]}}', '{"text": "b", "n": 5}']
     (tmp_path / "a.jsonl").write_text("\n".join(lines * 90))
     rows = classify(tmp_path / "a.jsonl", model=small_model, keep=["n", "x"]).to_arrow()
@@ -434,7 +434,7 @@ def test_words_of_one_file_and_numbers_of_another_are_both_read(small_model: Mod
         report = classify(files, model=small_model, keep="kept")
         assert report.exit_code == 0
         assert report.to_arrow()["kept"].to_pylist() == kept
-    for number in range(60):  # of so many files, few are opened for their types
+    for number in range(60):  # the job opens only a few of these files for their types
         pq.write_table(pa.table({"text": ["one"], "kept": words[:1]}), tmp_path / f"a{number:03}.parquet")
     pq.write_table(pa.table({"text": ["one"], "kept": [7]}), tmp_path / "a030x.parquet")
     report = classify(Paths(sorted(tmp_path.glob("a0*.parquet"))), model=small_model, keep="kept")
@@ -443,7 +443,9 @@ def test_words_of_one_file_and_numbers_of_another_are_both_read(small_model: Mod
 
 
 def write_hive(place: Path) -> None:
-    """Two files of each format in folders of a code and a year, and one that has the code itself."""
+    """Write two files of each format into folders for a code and a year, and a file that has a column for the code
+    itself.
+    """
     table = pa.table({"text": ["a b", "c d"], "id": [1, 2]})
     for code in ("01001", "2%2F3", "__HIVE_DEFAULT_PARTITION__"):
         folder = place / f"code={code}" / "year=2024"
@@ -495,7 +497,7 @@ def test_a_column_of_a_file_wins_over_its_path_and_that_is_said(tmp_path: Path) 
     (folder / "a.csv").write_text("text\nOil\n")
     (folder / "b.csv").write_text("text,lang\nOil,own\n")
     later = classify(folder.parent, output=tmp_path / "out", keep=["lang"], device="cpu")
-    assert later.exit_code == 0  # nothing is wrong with it
+    assert later.exit_code == 0  # a file with a column of its own is no error
     assert f"{folder / 'b.csv'}: 'lang' is copied from its column, not from its folder's name" in later.hints
     assert sorted(later.to_arrow().column("lang").to_pylist()) == ["own", "x"]
     with pytest.raises(UsageError, match="no column 'cod'"):

@@ -1,4 +1,4 @@
-"""Compressed files against the interpreter's own decompressors: whole, in parts, padded, cut off, damaged, misnamed."""
+"""Compressed files compared with Python's own decompressors: whole, in parts, padded, cut off, damaged, misnamed."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def described(path: Path, compression: str | None) -> InputFile:
 
 
 def content(path: Path, compression: str | None, size: int = 1 << 20) -> tuple[bytes, str]:
-    """What a file holds, and the error after it."""
+    """Return what a file holds, and the error that ended the reading."""
     blocks = []
     try:
         with open_at(described(path, compression)) as stream:
@@ -67,7 +67,7 @@ def content(path: Path, compression: str | None, size: int = 1 << 20) -> tuple[b
 
 
 def reference(data: bytes, compression: str) -> tuple[bytes, bool]:
-    """Byte by byte, so that nothing before damage is lost; and whether all of it is good."""
+    """Decompress byte by byte, to lose nothing before damage. Return the data, and whether all of it is good."""
     pieces, left = [], data
     while left:
         if compression == "gzip":
@@ -121,7 +121,7 @@ def test_what_is_read_is_what_the_reference_reads(
     data = b"".join(COMPRESS[compression](unit) for unit in units) + b"\0" * padding + garbage
     if cut is not None:
         data = data[: max(8, round(cut * len(data)))]
-    if flip is not None and len(data) > 20:  # after the first bytes, by which it is recognised
+    if flip is not None and len(data) > 20:  # the first bytes show the compression, so they stay
         place = min(20 + round(flip * len(data)), len(data) - 1)
         data = data[:place] + bytes([data[place] ^ 1 << chance.randrange(8)]) + data[place + 1 :]
     path = tmp_path_factory.getbasetemp() / f"f.{compression}"
@@ -131,7 +131,7 @@ def test_what_is_read_is_what_the_reference_reads(
     assert (error == "") == good
     if flip is None:
         assert data_read == expected
-    else:  # more may be read of a damaged unit before its checksum, of which a wrong one may cost the byte before it
+    else:  # more of a damaged unit may be read before its checksum, but a wrong checksum may cost the byte before it
         assert data_read.startswith(expected[:-1])
     if not good:
         told = f"{path}: cut off or damaged after {len(data_read):,} decompressed bytes; all before is read ("
@@ -139,7 +139,7 @@ def test_what_is_read_is_what_the_reference_reads(
 
 
 def noise(count: int) -> bytes:
-    """Bytes that compress by about a half."""
+    """Return bytes that compress to about a half."""
     return random.Random(count).randbytes(count // 2).hex().encode()
 
 
@@ -170,7 +170,7 @@ def test_what_is_neither_text_nor_compressed_is_damage(tmp_path: Path) -> None:
 
 
 def resident(what: str) -> int:
-    """Bytes of memory: VmRSS now, VmHWM at most."""
+    """Return bytes of memory: VmRSS now, VmHWM at the peak."""
     return int(re.search(rf"{what}:\s+(\d+) kB", Path("/proc/self/status").read_text())[1]) << 10
 
 
@@ -181,7 +181,7 @@ def test_a_bomb_fills_no_memory(tmp_path: Path, compression: str) -> None:
     path = tmp_path / "f.txt"
     path.write_bytes(lzma.compress(zeros, preset=0) if compression == "xz" else COMPRESS[compression](zeros))
     del zeros
-    Path("/proc/self/clear_refs").write_text("5")  # the peak is counted anew
+    Path("/proc/self/clear_refs").write_text("5")  # resets the peak
     before = resident("VmRSS")
     with open_at(described(path, compression)) as stream:
         assert sum(iter(lambda: len(stream.read(1 << 22)), 0)) == 80 << 20
@@ -189,7 +189,7 @@ def test_a_bomb_fills_no_memory(tmp_path: Path, compression: str) -> None:
 
 
 def streamed(data: bytes, window: int, asked: int | None = None) -> bytes:
-    """A zstd frame with a window of so many bytes, as a power of two. asked: what it says instead."""
+    """Return a zstd frame with a window of 2**`window` bytes. asked: the window that its header claims instead."""
     wide = zstandard.ZstdCompressionParameters(window_log=window, compression_level=1, enable_ldm=window > 27)
     packer = zstandard.ZstdCompressor(compression_params=wide).compressobj()
     frame = packer.compress(data) + packer.flush()
@@ -197,8 +197,10 @@ def streamed(data: bytes, window: int, asked: int | None = None) -> bytes:
 
 
 def test_zstd_frames_with_long_windows_are_read_where_memory_is_enough(tmp_path: Path) -> None:
-    """Of `zstd --long=31` and less: several, between frames without data, as in the seekable format."""
-    far = noise(1 << 10) + bytes(140 << 20) + noise(1 << 10)  # found again 140 MiB further on
+    """Windows as large as those of `zstd --long=31`: several frames, with skippable frames in between, as in the
+    seekable format.
+    """
+    far = noise(1 << 10) + bytes(140 << 20) + noise(1 << 10)  # repeats data from 140 MiB before
     table = b"\x5e\x2a\x4d\x18" + (4).to_bytes(4, "little") + bytes(4)
     path = tmp_path / "f.txt.zst"
     path.write_bytes(table + streamed(far, 28) + streamed(b"an article\n", 20, 31) + table + streamed(b"end", 20, 30))
@@ -225,10 +227,10 @@ with open_at(file) as stream:
 """
 
 
-# The memory of this machine (0), and a process that has 2 GiB.
+# 0: all memory of this machine. 2: a process that may use 2 GiB.
 @pytest.mark.parametrize("gibibytes", [0, 2])
 def test_a_longer_window_is_refused_in_words(tmp_path: Path, gibibytes: int) -> None:
-    """And as a process with little memory sees it."""
+    """A process with little memory gets the message too."""
     path = tmp_path / "f.txt.zst"
     path.write_bytes(zstandard.compress(b"before\n") + streamed(b"an article\n", 20, 31 if gibibytes else 32))
     log = min(31, ((gibibytes << 30 or available_memory()) // (2 * available_cores())).bit_length() - 1)
@@ -268,7 +270,9 @@ SAMPLES = [b'{"text": "oil prices rose on day %d", "id": %d}\n' % (i % 7, i) for
 @pytest.mark.parametrize("dictionary_is", ["plain", "compressed"])
 @pytest.mark.parametrize("has_id", [True, False])
 def test_a_zstd_dictionary_in_the_file_is_used(dictionary_is: str, has_id: bool, tmp_path: Path) -> None:
-    """In a frame that other programs skip, before the frames that need it, as in .warc.zst; others are skipped."""
+    """The dictionary is in a skippable frame before the frames that need it, as in .warc.zst. Other skippable frames
+    are skipped.
+    """
     dictionary = zstandard.train_dictionary(4096, SAMPLES)
     compressor = zstandard.ZstdCompressor(dict_data=dictionary, write_dict_id=has_id)
     held = dictionary.as_bytes() if dictionary_is == "plain" else zstandard.compress(dictionary.as_bytes())
@@ -306,7 +310,7 @@ def test_an_lz4_frame_that_needs_a_dictionary_is_named(tmp_path: Path) -> None:
 
 
 def legacy(blocks: list[bytes]) -> bytes:
-    """As `lz4 -l` writes it: all blocks but the last hold 8 MiB."""
+    """Return a file as `lz4 -l` writes it: all blocks but the last hold 8 MiB."""
     packed = [lz4.block.compress(block, store_size=False) for block in blocks]
     return b"\x02\x21\x4c\x18" + b"".join(struct.pack("<I", len(block)) + block for block in packed)
 

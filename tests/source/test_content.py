@@ -1,4 +1,4 @@
-"""Files that are not what their names say, or whose names do not say it: told by their first bytes, or a problem."""
+"""Files whose names are wrong or say nothing about their format: their first bytes decide, or they are a problem."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ PACKED = {"gz": gzip.compress, "bz2": bz2.compress, "xz": lzma.compress, "zst": 
 def test_a_file_of_rows_that_cannot_be_read_is_a_problem_with_its_reason(
     suffix: str, small_model_file: Path, broadsheet_here: CommandHere, tmp_path: Path
 ) -> None:
-    """Whatever its suffix, though only its content tells what it is: no row is lost with the exit code 0."""
+    """Whatever the suffix is, and even if only the content shows the format, no row is lost with the exit code 0."""
     lines = b"".join(b'{"text": "oil prices rose for the %dth day"}\n' % day for day in range(200))
     (tmp_path / "in").mkdir()
     (tmp_path / "in" / "good.jsonl").write_bytes(lines)

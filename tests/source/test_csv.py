@@ -1,4 +1,6 @@
-"""Records of CSV, TSV, JSONL and text: found the same in any blocks, parsed as a plain parser does, none lost."""
+"""Records of CSV, TSV, JSONL and text: found alike in blocks of any size, parsed as a plain parser does, and never
+lost.
+"""
 
 from __future__ import annotations
 
@@ -42,17 +44,17 @@ def read_all(
 def plain_parse(
     data: bytes, fields: int, quote: bytes = b'"', escape: bytes = b"", cr_ends: bool = True
 ) -> tuple[list[list[bytes | None]], list[tuple[int, int]]]:
-    """RFC 4180 a byte at a time, with the rule for quotes left open: rows, and (record, offset) of bad ones.
+    """Parse RFC 4180 a byte at a time, with a choice of quote. Return the rows, and (record, offset) of the bad ones.
 
-    A field that is nothing but the escape and an N is null.
+    A field that is only the escape and an N is null.
 
-    A record that has the wrong number of fields and spans lines, or whose quote never closes, is its first line; and so
-    is one whose last byte escapes nothing. What is escaped is content, as after a quote that closed. Where a CR alone
-    ends no record, those before an LF, or at the very end, are of a line's end.
+    A bad record ends after its first line if it spans lines and has the wrong number of fields, if its quote never
+    closes, or if its last byte escapes nothing. An escaped byte is content, and so is what follows a closed quote. If a
+    CR alone ends no record, the CRs before an LF or at the very end belong to the line end.
     """
 
     def line_end(at: int) -> int:
-        """How long that at this byte is."""
+        """Return the length of the line end at this byte, or 0."""
         crs = len(data[at:]) - len(data[at:].lstrip(b"\r"))
         follows = data[at + crs : at + crs + 1]
         if cr_ends:
@@ -125,14 +127,14 @@ DEFAULT = {"quote": '"', "escape": "", "cr_ends": True}
 
 
 def of_dialect(data: bytes, dialect: dict) -> tuple[bytes, list[list[bytes | None]], list[tuple[int, int]]]:
-    """The bytes with its quotes, and what a plain parser makes of them."""
+    """Return the data with the quotes of the dialect, and the result of the plain parser."""
     data = data.replace(b'"', dialect["quote"].encode() or b'"')
     quote, escape = dialect["quote"].encode(), dialect["escape"].encode()
     return data, *plain_parse(data, 2, quote, escape, dialect["cr_ends"])
 
 
 def without_null_texts(quarantine: pa.Table) -> pa.Table:
-    """The rows that could not be parsed."""
+    """Return the quarantined rows that could not be parsed."""
     return quarantine.filter(pc.not_equal(quarantine["reason"], "the text is null"))
 
 
@@ -147,7 +149,7 @@ any_bytes = st.tuples(csv_bytes, csv_bytes, escapes, csv_bytes).map(b"".join)
 @example(b'1,"a\\"b"\n1,a\\\nb\n1\\\n2,x\n3,\\', 2, DEFAULT | {"escape": "\\"})
 @example(b'1,a\rb\r\r\n"1",2\r"x\r\n', 2, DEFAULT | {"cr_ends": False})
 def test_records_are_found_as_a_plain_parser_finds_them(data: bytes, block: int, dialect: dict) -> None:
-    """In blocks of any size: as many records, and the same bad ones at the same offsets."""
+    """Blocks of any size give as many records, and the same bad ones at the same offsets."""
     data, rows, bad = of_dialect(data, dialect)
     split = Csv(columns=("a", "b"), **dialect).split
     blocks = list(read_records(io.BytesIO(data), split, 0, limits=Limits(block_bytes=block)))
@@ -166,7 +168,7 @@ def test_records_are_found_as_a_plain_parser_finds_them(data: bytes, block: int,
 @example(b'1,a\r\\N\n"\n\\N\n",\\N\r\n\\N,x\ry', 60, DEFAULT | {"cr_ends": False, "escape": "\\"})
 @example(b'a,\r\rb\n1,2\r"x\r\n\r\r\n"\r",\\\r\n', 60, DEFAULT | {"cr_ends": False, "escape": "\\"})
 def test_fields_that_the_parser_counts_are_those_of_a_plain_parser(data: bytes, block: int, dialect: dict) -> None:
-    """Where the scan does not count fields: the same rows, and the same bad ones."""
+    """Where the scan does not count fields, the rows and the bad rows are the same."""
     data, rows, bad = of_dialect(data, dialect)
     form, selection = (
         Csv(columns=("a", "b"), **dialect),
@@ -197,7 +199,9 @@ def test_fields_that_the_parser_counts_are_those_of_a_plain_parser(data: bytes, 
 def test_blocks_that_are_parsed_unscanned_are_those_of_a_scan(
     data: bytes, block: int, longest: int, dialect: dict
 ) -> None:
-    """Wherever blocks end, and whichever column is asked for: the same rows, quarantine, numbers and sizes."""
+    """Wherever blocks end, and whichever column is read, the rows, the quarantine, the numbers and the sizes are the
+    same.
+    """
     data = of_dialect(data, dialect)[0]
     form = Csv(columns=("a", "b"), limits=Limits(longest, block), **dialect)
     for selection in (Selection(("a",)), Selection(("b",), kept_columns=("a",), kept_types=(pa.string(),))):
@@ -211,7 +215,7 @@ def test_blocks_that_are_parsed_unscanned_are_those_of_a_scan(
             sizes.append(records.ends - records.starts)
             row += len(records)
         expected = concat(scanned)
-        # Where a record that is too long ends, and whether a line or a field is, depends on its block, also in a scan.
+        # A record that is too long ends where its block ends, and its reason depends on the block too, even in a scan.
         aside, good = ["row", "byte_offset", *(["reason", "head"] if longest > 9 else [])], np.ones(row - 7, bool)
         good[np.array(expected.quarantine["row"].to_pylist(), np.int64) - 7] = longest > 9
         assert (chunk.text, chunk.rows) == (expected.text, expected.rows)
@@ -240,8 +244,9 @@ values = st.lists(st.sampled_from(["a", "bc", " ", "é", '"', ",", ";", "\t", "|
 )
 @example([("a", "b\r\nc"), ("d", "e\r\n\r\nf")], ",", "\r\n", {"quoting": csv.QUOTE_ALL})
 def test_records_cut_at_every_byte_are_those_of_python(rows, delimiter: str, ending: str, dialect: dict) -> None:
-    """In every dialect, and wherever a block that is read, or one that is parsed, ends: what was written."""
-    # Before Python 3.13 its writer leaves a CR unquoted, which before the LF that ends the record is a part of the end.
+    """The rows equal those written, in every dialect, wherever a block for reading or for parsing ends."""
+    # Python's writer before 3.13 leaves a CR unquoted, and a CR before the LF that ends the record belongs to the line
+    # end.
     assume(ending == "\r\n" or dialect["quoting"] == csv.QUOTE_ALL or not any(b.endswith("\r") for _, b in rows))
     text = io.StringIO(newline="")
     csv.writer(text, delimiter=delimiter, lineterminator=ending, **dialect).writerows(rows)
@@ -263,7 +268,7 @@ def test_records_cut_at_every_byte_are_those_of_python(rows, delimiter: str, end
 
 
 def test_the_chunk_size_does_not_change_a_text(tmp_path: Path) -> None:
-    """Line ends within quotes, one of them at every place of a block's edge."""
+    """The test puts a line end within quotes at every position around the edge of a block."""
     path, rows = tmp_path / "f.csv", LIMITS.parsed_bytes // 15
     for shift in range(25):
         lines = [f'{i},"{"two lines" if i else "x" * shift}\r\n of news"\r\n' for i in range(rows)]
@@ -306,12 +311,13 @@ def test_long_lines_and_fields_are_found_the_same_in_any_blocks(data: bytes, one
 def test_chunks_hold_each_row_once_whatever_their_size(
     tmp_path_factory, data: bytes, chunk_rows: int, segment: int, guess: int, dialect: dict
 ) -> None:
-    """In parts of any size, each of which begins where the one before it ends, however it was guessed. Whether a CR
-    alone ends a record is decided by the first one.
+    """The file is read in parts of any size, each of which begins where the one before it ends, however it was guessed.
+
+    The first record decides whether a CR alone ends a record.
     """
     path = tmp_path_factory.mktemp("csv") / "f.csv"
     data, rows, bad = of_dialect(data, dialect)
-    assume(not (dialect["cr_ends"] and re.match(rb"\r*\n", data)))  # the header's line ends with an LF then
+    assume(not (dialect["cr_ends"] and re.match(rb"\r*\n", data)))  # the header's line would end with an LF
     path.write_bytes(b"id,text" + (b"\r" if dialect["cr_ends"] else b"\n") + data)
     selection = replace(TWO, quote=dialect["quote"] or NO_QUOTES, escape=dialect["escape"] or None)
     try:
@@ -366,7 +372,7 @@ def test_bad_records_are_set_aside_with_place_and_reason(tmp_path: Path, ending:
     for b in aside.values():
         assert raw[b["byte_offset"] :].startswith(b["head"])
     assert aside[7]["head"] == b'7,"never closed'
-    for rows in (1, 2, 3, 100):  # front to back, where a block is cut into chunks, too
+    for rows in (1, 2, 3, 100):  # front to back, where blocks are cut into chunks
         again = concat(read_files(found([path]), TWO, rows).chunks)
         assert (again.text, again.rows, again.quarantine) == (chunk.text, chunk.rows, chunk.quarantine)
 
@@ -482,7 +488,7 @@ spoilt = st.tuples(
 @example([b'{"text":"a","id":1}{"text":"b","id":', b"2}"], [], b"\n")
 @example([b'{"text":"a","id":1,"id":2}', b'{"text":"\\udc00","id":2}', b'{"text":"a","x":Inf,"id":1}'], [], b"\n")
 def test_json_lines_at_once_are_json_lines_one_by_one(lines: list[bytes], spoils, ending: bytes) -> None:
-    """Whatever stands in a block: the rows and the quarantine are those of each line alone."""
+    """The rows and the quarantine of a block are those of each line alone, whatever the lines are."""
     data = ending.join([*lines, b""])
     for at, what in spoils:
         data = data[: at % (len(data) + 1)] + what + data[at % (len(data) + 1) + 1 :]
@@ -516,7 +522,7 @@ def test_a_null_of_mysql_is_null(tmp_path: Path) -> None:
     assert plain.text.to_pylist() == [b"a", b"\\N", b"N", b"\\\\N", b"x\\N"]
 
 
-# Every spelling that Excel takes: with quotes, a byte order mark, and each line end.
+# Every spelling that Excel accepts: with quotes, a byte order mark, and each line end.
 @pytest.mark.parametrize("line", ["sep=;\r\n", "SEP=;\n", '"sep=;"\r\n', "\ufeffsep=;\n", "sep=;\r"])
 def test_a_line_for_excel_names_the_delimiter(tmp_path: Path, line: str) -> None:
     end = line[line.index(";") :].strip(';"')
@@ -536,7 +542,7 @@ def test_a_delimiter_of_the_user_counts_more_than_the_line_for_excel(tmp_path: P
 
 
 def test_a_file_in_which_no_first_line_can_be_read_is_one_problem(tmp_path: Path) -> None:
-    """Its neighbours are read, whichever comes first."""
+    """The files beside it are read, whichever comes first."""
     bad = [b'"', b'"text\nan article\n', b'id,"text\n1,one\n', b'"' * 5, b'"a,' * 51]
     for number, content in enumerate(bad):
         (tmp_path / f"{number}.csv").write_bytes(content)
@@ -574,12 +580,15 @@ def test_a_header_with_one_name_fewer_than_fields_is_refused_by_name(
     (tmp_path / "f.csv").write_bytes(content)
     with pytest.raises(UsageError, match=f"its header has 2 names, .*'text'.*, and each row has 3 fields.*{remedy}"):
         read_files(found([tmp_path]), Selection(), 9)
-    (tmp_path / "f.csv").write_bytes(content + b"x,x\n")  # one row has as many: the others are bad
+    # One row has as many fields as the header, so only the others are bad.
+    (tmp_path / "f.csv").write_bytes(content + b"x,x\n")
     assert b"x" in read_files(found([tmp_path]), Selection(), 9).texts
 
 
 def test_lines_and_quotes_are_counted_the_same_in_any_pieces() -> None:
-    """Lines that are not blank, by the blank ones at the beginning of each cell, and quotes after a backslash."""
+    """Counts the lines that are not blank, the blank lines at the start of each cell, and the quotes after a
+    backslash.
+    """
     for seed in range(100):
         chance = random.Random(seed)
         data = "".join(chance.choices('\\"",a\n\n\r', k=chance.randrange(300))).encode()

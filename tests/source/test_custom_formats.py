@@ -1,4 +1,4 @@
-"""A format is one file: this one registers a format of its own and labels with it."""
+"""A format takes one file of code: this module registers a format of its own, and labels with it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,9 @@ TEXTS = [f"article {i}\nin {i % 3} paragraphs" for i in range(100)]
 
 
 class Fortune(RecordFormat):
-    """Articles of any number of lines, each ended by a line with a percent sign, as the program fortune has them."""
+    """Articles of any number of lines, each ended by a line with a percent sign, as in the files of the program
+    fortune.
+    """
 
     name = "fortune"
     suffixes = (".fortune",)
@@ -43,7 +45,7 @@ class Fortune(RecordFormat):
 
 
 class Letter(Format):
-    """A file is one article, read front to back: the least that a format can say."""
+    """A format whose files hold one article each, read front to back: the least that a format has to define."""
 
     name = "letter"
     suffixes = (".letter",)

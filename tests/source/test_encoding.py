@@ -1,4 +1,4 @@
-"""Files in other encodings and with other delimiters: the same rows, and a hint where neither was given."""
+"""Files in other encodings and with other delimiters: they give the same rows, or a hint if you named no encoding."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def read(path: Path, selection: Selection, chunk_rows: int = 1000, limits: Limit
 def test_a_csv_has_the_rows_that_pythons_csv_module_finds(
     tmp_path_factory, data: st.DataObject, encoding: str, delimiter: str, block: int
 ) -> None:
-    """In blocks of any size, so that characters and line ends fall on both sides of a cut; in chunks of any size."""
+    """Blocks and chunks have any size, so that a character or a line end may be cut in two."""
     letter = st.sampled_from(LETTERS.get(encoding, "é中😀"))
     field = st.builds(lambda parts, more: "".join([*parts, *more]), fields, st.lists(letter, max_size=3))
     rows = data.draw(st.lists(st.tuples(field, field), max_size=8))
@@ -123,7 +123,9 @@ def test_a_job_in_another_encoding_resumes_and_is_verified(client: Client, small
 def test_a_job_whose_rows_cannot_be_read_does_not_end_well(
     broadsheet_here: CommandHere, small_model_file: Path, tmp_path: Path
 ) -> None:
-    """Exit code 3 above half, or what was asked for; one reason is said once, with how many rows have it."""
+    """The exit code is 3 above half the rows, or above your limit. Each reason appears once, with its number
+    of rows.
+    """
     lines = ["text", *(f"{'café' if row % 4 else 'tea'} number {row}" for row in range(40))]
     (tmp_path / "in.csv").write_text("\n".join(lines), "cp1252")
     arguments = ("classify", tmp_path / "in.csv", "--model", small_model_file)
@@ -171,7 +173,7 @@ def test_what_was_not_said_of_a_file_is_suggested(client: Client, small_model: M
     with pytest.raises(UsageError, match=r"encoding=.utf-16-be"):
         classify(tmp_path / "u.csv", **job)
     (tmp_path / "zeros").mkdir()
-    (tmp_path / "zeros" / "a.jsonl").write_bytes(bytes(1 << 20))  # in no encoding
+    (tmp_path / "zeros" / "a.jsonl").write_bytes(bytes(1 << 20))  # valid in no encoding
     (tmp_path / "zeros" / "b.jsonl").write_text('{"text": "x"}\n')
     report = classify(tmp_path / "zeros", **job)
     assert (report.rows_written, report.rows_quarantined) == (1, 1)
@@ -183,7 +185,7 @@ def test_what_was_not_said_of_a_file_is_suggested(client: Client, small_model: M
     (tmp_path / "l.txt").write_bytes(b"caf\xe9\n" + b"plain\n" * 9)
     assert not classify(tmp_path / "l.txt", **job).hints
     table = pa.table({"text": [b"caf\xe9", b"x", b"y"]})
-    pq.write_table(table, tmp_path / "l.parquet")  # a table has no encoding to be named
+    pq.write_table(table, tmp_path / "l.parquet")  # a table has no encoding to name
     for source in (tmp_path / "l.parquet", table):
         report = classify(source, **job)
         assert (report.rows_quarantined, report.hints) == (1, [])
@@ -223,7 +225,7 @@ def test_one_character_is_not_two_things(client: Client, small_model: Model, tmp
 
 @pytest.mark.slow
 def test_a_file_whose_quotes_are_something_else_is_noted(client: Client, small_model: Model, tmp_path: Path) -> None:
-    """With the option that reads it right, whatever the files are read with; and an honest file is not noted."""
+    """The hint names the option that reads the file right, however the files are read. A sound file gets no hint."""
     job = {"model": small_model, "client": client, "chunk_size": 50}
     lines, slashes = "a.tsv: more lines than rows", "c.csv: many quotes follow a backslash"
     texts = [f'"stocks {i}' if i % 9 == 5 else f"stocks {i}" for i in range(4000)]
@@ -256,7 +258,7 @@ def test_a_file_whose_quotes_are_something_else_is_noted(client: Client, small_m
 @pytest.mark.slow
 @pytest.mark.parametrize("end", ["\n", "\r\n", "\r", "\r\r\n"])
 def test_a_cr_within_a_line_ends_no_text(client: Client, small_model: Model, tmp_path: Path, end: str) -> None:
-    """Of several large files, each by its own line ends; in one whose lines end with CRs it does, as ever."""
+    """Each of several large files is read by its own line ends. Where CRs end the lines, they still do."""
     rows = [(f"{i}\rx" * (end[-1] == "\n"), f"oil\r\rrose {i}" if end[-1] == "\n" else f"oil {i}") for i in range(3000)]
     for name, ending in (("a.csv", end), ("b.csv", "\n")):
         (tmp_path / name).write_text(ending.join(["id,text", *(f"{a},{b}" for a, b in rows)]), newline="")

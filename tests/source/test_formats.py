@@ -1,4 +1,4 @@
-"""Files of every kind, compressed and not, small and large, whole and damaged; and how they are planned."""
+"""Files of every format, compressed or not, small and large, whole and damaged; and how they are planned."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def write(folder: Path, kind: str, texts: list[str]) -> Path:
 def chunks_of(
     inputs: list[Path], selection: Selection, chunk_rows: int, limits: Limits = LIMITS, large: bool = False
 ) -> tuple[Read, list[tuple[str, Chunk]]]:
-    """What is read of files, and their chunks by name. large: as if each file were a large one."""
+    """Read the files, and return the result and their chunks by name. large: treat each file as a large one."""
     result = (read_split if large else read_files)(found(inputs, limits), selection, chunk_rows)
     return result, list(zip(result.names, result.chunks, strict=True))
 
@@ -198,7 +198,7 @@ def test_the_first_file_decides_the_columns(tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", ["csv", "tsv", "jsonl", "jsonl.gz", "parquet"])
 @pytest.mark.parametrize("at", ["a", "z"])
 def test_a_file_for_another_use_is_one_problem_wherever_it_is_sorted(tmp_path: Path, at: str, kind: str) -> None:
-    """And not a row of the quarantine for each of its lines, nor the end of the job."""
+    """Its lines do not each become a quarantined row, and the job goes on."""
     path = write(tmp_path, kind, TEXTS)
     other = {"csv": "file,sha\nx,y\n", "tsv": "file\tsha\nx\ty\n", "parquet": '{"file": "x"}\n' * 3}
     suffix = "jsonl" if kind == "parquet" else kind.partition(".")[0]
@@ -214,7 +214,7 @@ def test_a_file_for_another_use_is_one_problem_wherever_it_is_sorted(tmp_path: P
 
 
 def test_a_text_that_comes_late_is_one(tmp_path: Path) -> None:
-    """A file of which the first lines have no text is read, if a later one near them has one."""
+    """A file whose first lines have no text is read, if a later line near them has one."""
     (tmp_path / "a.jsonl").write_text('{"text": "x"}\n')
     (tmp_path / "b.jsonl").write_text('{"id": 1}\n' * 7000 + '{"id": 1, "text": "late"}\n')
     result, chunks = chunks_of([tmp_path], Selection(), 10_000)
@@ -252,7 +252,7 @@ ROWS = [{"text": "oil rose", "id": i, "more": {"of": [1, {}]}} for i in range(30
 )
 def test_json_that_is_no_object_a_line_is_one_hint(tmp_path: Path, content: str, hint: str) -> None:
     (tmp_path / "b.jsonl").write_text(content, newline="")
-    (tmp_path / "a.jsonl").write_text('{"text": "x"}\n{ "text":\n"y"}\n{\n}\n')  # these lines are bad, one by one
+    (tmp_path / "a.jsonl").write_text('{"text": "x"}\n{ "text":\n"y"}\n{\n}\n')  # each of these lines is bad on its own
     result, chunks = chunks_of([tmp_path], Selection(), 1000)
     (message,) = result.messages
     assert f"b.jsonl: it holds {hint}" in message
@@ -397,7 +397,7 @@ def test_a_missing_column_names_the_file_and_its_columns(tmp_path: Path) -> None
 
 
 def test_a_parquet_page_that_is_not_what_was_written_is_no_text(tmp_path: Path) -> None:
-    """It has a checksum, where who wrote it wanted one: a byte that is another may be good UTF-8."""
+    """If the writer stored checksums, they are checked, because a changed byte may still be valid UTF-8."""
     path = tmp_path / "f.parquet"
     table = pa.table({"text": [f"text number {i}" for i in range(50)]})
     pq.write_table(table, path, compression="none", use_dictionary=False, write_page_checksum=True)
@@ -447,7 +447,7 @@ def test_a_plan_comes_back_from_json(tmp_path: Path) -> None:
 
 
 def write_tables(place: Path) -> None:
-    """Folders as Delta, Hudi and Iceberg have them: each with a file of an earlier version."""
+    """Write folders in the layouts of Delta, Hudi and Iceberg, each with a file of an earlier version."""
     histories = {
         "delta": ("_delta_log/00000000000000000000.json", "year=2024/a.parquet"),
         "hudi": (".hoodie/20240101000000000.commit", "a.parquet"),
@@ -470,7 +470,7 @@ def test_that_old_versions_of_a_table_are_read_too_is_said(tmp_path: Path, schem
         fs, top = fsspec.filesystem("memory"), f"memory:/{tmp_path}"
         fs.put(str(tmp_path), str(tmp_path), recursive=True)
     files = find_files([top], 70, 1014)
-    assert len(files.found) == 9  # two of each, and the lines that are of no table
+    assert len(files.found) == 9  # two of each table, and the lines that belong to no table
     told = sorted(remark.partition(": all of its")[0].rpartition("/")[2] for remark in files.remarks)
     assert told == ["delta is a table of Delta", "hudi is a table of Hudi", "iceberg is a table of Iceberg"]
     assert not files.left_out

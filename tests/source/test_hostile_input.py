@@ -1,4 +1,4 @@
-"""Input that changes while a job runs, that is no file, that cannot be read, or that is far larger than it looks."""
+"""Input that changes during a job, is not a file, cannot be read, or is far larger than it looks."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ from broadsheet.pipeline.source.rows.chunk import Selection
 from broadsheet.pipeline.source.rows.limits import Limits
 
 ROWS = 400
-MANY_ROWS = 1_200  # in chunks of ten more than two workers are given at once
-OLD, NEW = "an old article number {:04}" + 200 * ".", "a later article no. {:04}xx" + 200 * "."  # of one length
+MANY_ROWS = 1_200  # in chunks of ten, more than two workers are given at once
+OLD, NEW = "an old article number {:04}" + 200 * ".", "a later article no. {:04}xx" + 200 * "."  # of equal length
 
 
 class Disturbing(Progress):
-    """Calls `disturb` once: after the first chunk of a job, or once its last is done."""
+    """Calls `disturb` once: after the first chunk of a job, or once its last chunk is done."""
 
     def __init__(self, disturb: Callable[[], object], at_the_end: bool = False) -> None:
         self._disturb, self._at_the_end = disturb, at_the_end
@@ -102,7 +102,7 @@ def test_no_row_of_another_file_is_labelled_once_the_input_changes(
     assert report.exit_code == 3
     assert not (out / "_SUCCESS").exists()
     aside = {chunk for chunk, _ in report.run.set_aside}
-    assert "part-000000-*" in aside  # also those committed before the change: their file is no longer what the job says
+    assert "part-000000-*" in aside  # includes chunks committed before the change, as their file no longer fits the job
     reasons = " ".join(why for _, why in report.run.set_aside)
     assert f"{path}: " in reasons
     assert ("No such file" if change == "removed" else "it has changed since the job was planned") in reasons
@@ -136,7 +136,7 @@ def test_a_change_after_the_last_read_is_seen_before_success(
     of_good = {path.name.split("-")[1] for path in (out / "parts").iterdir()} - {
         name.split("-")[1] for name, _ in report.run.set_aside
     }
-    assert of_good  # its parts stay
+    assert of_good  # parts of the unchanged file stay
     assert all(f"{late}: it has changed since the job was planned (size was " in why for _, why in report.run.set_aside)
     assert not (out / "_SUCCESS").exists()
     touch = Disturbing(lambda: os.utime(late), at_the_end=True)
@@ -178,12 +178,13 @@ def test_a_folder_and_a_pattern_leave_nothing_out_in_silence(tmp_path: Path) -> 
         assert all(problems[name] in message for name, message in told.items())
         names = ["a.csv", "b.csv", "empty.csv", "line\nbreak.csv"]
         names += ["_draft.csv"] if "*" in given else []
-        assert sorted(Path(file.path).name for file in listed.found) == sorted(names)  # each once, in spite of the loop
+        # Each file once, despite the loop.
+        assert sorted(Path(file.path).name for file in listed.found) == sorted(names)
         assert [Path(path).name for path, _ in listed.left_out] == ([] if "*" in given else ["notes.pdf"])
 
 
 def too_deep(top: Path) -> str:
-    """Make a folder whose path is too long to be opened, by whoever; returns its name."""
+    """Make a folder whose path is too long for any program to open, and return its name."""
     at = os.open(top, os.O_RDONLY)
     for level in range(17):
         name = f"{level:02d}" + "d" * 248
@@ -258,7 +259,7 @@ def test_a_few_hundred_bytes_that_stand_for_200_gb_are_read_in_bounded_memory(tm
 
 
 def read_bomb(path: Path, text_bytes: int, *kept: str) -> tuple[int, int]:
-    """How many rows were read, and the MiB that this took."""
+    """Return how many rows were read, and how many MiB of memory that took."""
     command = [sys.executable, "-c", READ_BOMB, path, str(text_bytes), *kept]
     run = subprocess.run(command, capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stderr
@@ -267,7 +268,7 @@ def read_bomb(path: Path, text_bytes: int, *kept: str) -> tuple[int, int]:
 
 
 def nested(texts: pa.Array) -> dict[str, pa.Array]:
-    """The same texts in every kind of column that may hold some."""
+    """Return the same texts in every kind of column that can hold texts."""
     one_each = pa.array(range(len(texts) + 1), pa.int32())
     struct = pa.StructArray.from_arrays([texts, pa.array(range(len(texts)))], ["a", "n"])
     return {
@@ -282,26 +283,26 @@ def nested(texts: pa.Array) -> dict[str, pa.Array]:
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", nested(pa.array([""])))
 def test_repeated_long_values_are_kept_in_bounded_memory(tmp_path: Path, kind: str) -> None:
-    """2.3 GB of them, more than one of Arrow's arrays holds, in a file of some KB."""
+    """The values take 2.3 GB, more than one Arrow array holds, in a file of some KB."""
     count, text = 280_000, "x" * 8192
     repeated = pa.DictionaryArray.from_arrays(pa.array(np.zeros(count, np.int32)), pa.array([text]))
     table = pa.table({"text": repeated, "kept": nested(repeated)[kind]})
     pq.write_table(table, tmp_path / "in.parquet", compression="zstd", store_schema=False)
     rows, mebibytes = read_bomb(tmp_path / "in.parquet", len(text), "kept")
     assert rows == count
-    assert mebibytes < 2000  # a chunk's 256 MiB, the next one's, and copies of them
+    assert mebibytes < 2000  # a chunk's 256 MiB, the next chunk's, and copies
 
 
 ENCODINGS = ["PLAIN", "DELTA_BYTE_ARRAY", "DELTA_LENGTH_BYTE_ARRAY"]
 
 
-@pytest.mark.parametrize("columns", [0, 1, 100])  # the first so many are not in dictionaries
+@pytest.mark.parametrize("columns", [0, 1, 100])  # the number of columns that are stored without a dictionary
 @pytest.mark.parametrize("encoding", ENCODINGS)
 @pytest.mark.parametrize("chunk_bytes", [pytest.param(3000, marks=pytest.mark.slow), 20_000, 64 << 20])
 def test_kept_values_of_every_kind_and_encoding_are_those_of_the_file(
     tmp_path: Path, encoding: str, columns: int, chunk_bytes: int
 ) -> None:
-    """The smaller limits are below what a row group takes once it is decoded, and make several chunks of it."""
+    """The smaller limits are below the decoded size of a row group, and split it into several chunks."""
     texts = pa.array([None if i % 7 == 3 else f"{i % 5} {'é' * (i % 5 * 90)}" for i in range(300)])
     lists = [None if i % 11 == 2 else [{"a": texts[(i + j) % 300].as_py()} for j in range(i % 4)] for i in range(300)]
     table = pa.table({"text": [f"text {i % 3}" for i in range(300)], **nested(texts), "uneven": lists})
@@ -325,7 +326,7 @@ def test_kept_values_of_every_kind_and_encoding_are_those_of_the_file(
 
 @pytest.mark.parametrize("rows", [20, 200])
 def test_row_groups_share_a_chunk_by_what_they_take_decoded(tmp_path: Path, rows: int) -> None:
-    """In a file of more than one chunk, where row groups are put together, or cut, before they are read."""
+    """The file has more than one chunk, and its row groups are joined or cut before they are read."""
     noise = np.random.default_rng(0).bytes(100 << 10)
     table = pa.table(
         {
@@ -370,8 +371,8 @@ def test_repeated_long_texts_get_the_labels_of_the_same_texts_in_memory(
 @pytest.mark.slow
 @pytest.mark.parametrize("chunk_bytes", [1000, 30_000])
 def test_batches_of_a_row_group_are_read_in_any_order(tmp_path: Path, chunk_bytes: int) -> None:
-    """The smaller limit is below what the column takes in the file, the larger one above."""
-    count = 400  # each fragment reads its row group from the beginning: the time grows with the square of the rows
+    """The smaller limit is below the size of the column in the file, and the larger one above it."""
+    count = 400  # each fragment reads its row group from the start, so the time grows with the square of the rows
     texts = [f"{i} " + "é" * 80 * (i % 5) for i in range(count)]
     title = [f"title {i % 9} " + "t" * 900 for i in range(count)]
     pq.write_table(pa.table({"title": title, "text": texts, "n": range(count)}), tmp_path / "f.parquet")
@@ -392,12 +393,12 @@ def test_batches_of_a_row_group_are_read_in_any_order(tmp_path: Path, chunk_byte
         assert chunk.rows.column("n").to_pylist() == list(rows)
 
 
-# The file has no others beside it, comes before them, or between them.
+# The file is alone, comes before the other files, or is between them.
 @pytest.mark.parametrize("place", ["alone", "first", "in the middle"])
 def test_a_footer_that_ends_the_process_that_reads_it_costs_one_file(
     small_model: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
 ) -> None:
-    """pyarrow has C++ exceptions that end a process. Here a sound footer ends the process that is to check it."""
+    """Some C++ exceptions of pyarrow end the process. Here a sound footer ends the process that checks it."""
     monkeypatch.setattr(FOOTERS, "module", "dying_footer_check")
     monkeypatch.setattr(FOOTERS, "_child", None)
     names = {"alone": ["dies"], "first": ["dies", "b", "c"], "in the middle": ["a", "dies", "z"]}[place]
@@ -412,7 +413,7 @@ def test_a_footer_that_ends_the_process_that_reads_it_costs_one_file(
 
 
 def test_a_damaged_footer_is_a_problem_of_its_file(small_model: Model, tmp_path: Path) -> None:
-    """A column path that is not UTF-8, which pyarrow raises for where no one expects it."""
+    """The footer has a column path that is not UTF-8, for which pyarrow raises an error in an unexpected place."""
     pq.write_table(pa.table({"text": ["a text"] * 3, "other": [1, 2, 3]}), tmp_path / "good.parquet")
     data = (tmp_path / "good.parquet").read_bytes()
     footer = len(data) - 8 - int.from_bytes(data[-8:-4], "little")

@@ -1,4 +1,4 @@
-"""Small objects on an https server, whose names do not tell the format: read whole, and left at once at a signal."""
+"""Small objects on an https server whose names do not show the format. A signal stops the reading at once."""
 
 from __future__ import annotations
 
@@ -22,8 +22,10 @@ OBJECTS = {"a.json": LINES, "a.json.gz": gzip.compress(LINES), "part-00000": LIN
 
 
 class Web(ThreadingHTTPServer):
-    """An https server. Below `slow/` a byte comes each second, below `whole/` ranges are not known, below `strict/`
-    a range beyond the end is an error.
+    """An https server.
+
+    It sends a byte each second for paths below `slow/`, ignores ranges below `whole/`, and answers a range beyond the
+    end with an error below `strict/`.
     """
 
     daemon_threads = True
@@ -61,7 +63,7 @@ class Web(ThreadingHTTPServer):
         threading.Thread(target=self.serve_forever, args=(0.05,), daemon=True).start()
 
     def handle_error(self, *_: object) -> None:
-        """A client that was interrupted has gone."""
+        """Ignore clients that were interrupted."""
 
 
 @pytest.fixture

@@ -1,4 +1,6 @@
-"""Whatever holds text is taken: tables of other libraries, iterators, dicts, arrays; and what is not says so."""
+"""Anything that holds text is accepted: tables of other libraries, iterators, dicts, arrays. Anything else is
+refused.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +50,7 @@ def rows_of(report: JobReport, *columns: str) -> dict[str, list]:
 
 
 def test_tables_of_every_library_give_the_same_rows(run) -> None:
-    """Their nulls go to the quarantine, and their ids keep their types. A chunk ends where it must, not a batch."""
+    """Nulls go to the quarantine, and ids keep their types. Chunks end by their own limit, not where a batch ends."""
     shuffled = [*range(20, 40), *range(20)]
     dataset = datasets.Dataset.from_dict({"text": [TEXTS[i] for i in shuffled], "id": shuffled}).select(shuffled)
     frame = pl.DataFrame({"text": TEXTS, "id": range(40)})
@@ -114,7 +116,7 @@ def test_dicts_have_columns_and_bad_ones_are_set_aside_with_the_reason(run) -> N
     assert {name: values[:2] for name, values in rows_of(held).items()} == rows_of(table)
     assert held.to_arrow()["label"].to_pylist()[2:] == [None] * 6
     assert held.to_arrow()["id"].to_pylist()[:2] == [7, 8]
-    assert once.to_arrow()["id"].to_pylist()[:2] == ["7", "8"]  # of types that are not known beforehand
+    assert once.to_arrow()["id"].to_pylist()[:2] == ["7", "8"]  # types that are not known beforehand become strings
     assert held.confusion.rows == once.confusion.rows == 2
     assert held.quarantine() == once.quarantine()
     assert [(bad["row"], bad["reason"]) for bad in held.quarantine().to_pylist()] == [
@@ -165,7 +167,7 @@ def test_a_streamed_dataset_of_unknown_types_is_read_whatever_comes_late(run) ->
 
 
 def test_names_of_classes_in_a_hugging_face_dataset_are_its_truth(run, small_model: Model) -> None:
-    """Their numbers count from 0, and classes here from 1."""
+    """The dataset numbers classes from 0, and this project from 1."""
     texts = [text for text in TEXTS if text]
     labels = rows_of(run(texts))["label"]
     features = datasets.Features(text=datasets.Value("string"), label=datasets.ClassLabel(names=[*small_model.classes]))
@@ -186,7 +188,9 @@ def test_nothing_gives_no_rows(run) -> None:
 
 @pytest.mark.slow
 def test_what_is_streamed_is_drawn_as_chunks_are_done(run, tmp_path: Path) -> None:
-    """Also from a reader, batch by batch. What has been drawn once cannot be resumed, and says so."""
+    """Readers are drawn from batch by batch. A source that can be drawn from only once cannot be resumed, and is
+    refused.
+    """
     drawn, ahead = 0, 0
     rows = 800
 
@@ -212,7 +216,7 @@ def test_what_is_streamed_is_drawn_as_chunks_are_done(run, tmp_path: Path) -> No
         drawn = ahead = 0
         reports.append(run(source, out, chunk_size=20, progress=Watch()))
         assert drawn == rows
-        assert ahead <= 24 * 20  # of 40 chunks, 16 in flight: 8 a worker
+        assert ahead <= 24 * 20  # of 40 chunks, 16 are in flight: 8 for each worker
     assert rows_of(reports[0]) == rows_of(reports[1])
     assert pipeline.verify(tmp_path / "out").rows_written == rows
     drawn = 0
@@ -273,7 +277,8 @@ def test_long_texts_make_smaller_chunks_wherever_batches_begin(source: str) -> N
     [
         (lambda here: [str(here / "a.txt")], r"the list holds paths, for example '.+a.txt': .+ broadsheet.Paths"),
         (lambda here: (str(file) for file in here.iterdir()), r"the generator holds paths"),
-        (lambda here: ["here.jsonl", "*.csv.gz"], r"the list holds paths, for example 'here.jsonl'"),  # of no file
+        # Neither item names an existing file.
+        (lambda here: ["here.jsonl", "*.csv.gz"], r"the list holds paths, for example 'here.jsonl'"),
         (lambda here: here.glob("*.txt"), r"item 0 of the \w+ is of type PosixPath: give broadsheet.Paths of it"),
         (lambda here: "Did stocks fall?", r"no input at 'Did stocks fall\?': .+ To label a text, give a list of texts"),
         (lambda here: "x" * 5000, r"no input at 'x{60}…'"),
@@ -297,7 +302,7 @@ def test_what_is_no_text_is_refused_with_the_remedy(small_model: Model, tmp_path
 
 
 def test_paths_are_found_out_at_the_first_text(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """A list that begins with the name of a file is not searched for others, once a text is found."""
+    """The search for files in a list ends at its first text, even if the list begins with a file's name."""
     monkeypatch.chdir(tmp_path)
     os.mkdir("news")
     assert as_items(["news", "Stocks fell", *["news"] * 100_000]).rows == 100_002

@@ -1,4 +1,6 @@
-"""JSON lines that Arrow refuses, here and there in a block: the others are still parsed at once, and to the same."""
+"""JSON lines that Arrow refuses, scattered in a block: the other lines are still parsed at once, with the
+same result.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Keys of objects that no path on a disk is like: marks of folders, objects that are folders too, empty parts."""
+"""Object keys that no path on a disk can have: folder markers, objects that are also folders, empty parts."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ OBJECTS = {
 
 @pytest.fixture(scope="module")
 def bucket() -> Iterator[str]:
-    """The endpoint of a server of S3 that takes every key, and has these objects."""
+    """The endpoint of an S3 server that accepts every key, and holds these objects."""
     (port,) = free_ports(1)
     server = moto.ThreadedMotoServer("127.0.0.1", port, verbose=False)
     server.start()

@@ -1,4 +1,4 @@
-"""Reading in processes of the worker's own, as where a GPU computes; and large files that one worker reads."""
+"""Reading in processes of the worker's own, as workers with a GPU do; and large files that one worker reads."""
 
 from __future__ import annotations
 
@@ -53,24 +53,24 @@ def readers() -> Iterator[Readers]:
 
 @pytest.fixture(scope="module")
 def reading(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
-    """A cluster of one worker that reads in processes, as a GPU's does."""
+    """A cluster with one worker that reads in processes, as a worker with a GPU does."""
     with workers_that_run(PRELOAD, tmp_path_factory.mktemp("readers"), 1) as client:
         yield client
 
 
 @pytest.fixture(scope="module")
 def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A file that is read as a stream, for some tenths of a second."""
+    """A file that is read as a stream, which takes some tenths of a second."""
     return write_gzip(tmp_path_factory.mktemp("large") / "large.jsonl.gz", 600, 30_000)
 
 
 def pids_of(parent: int) -> set[int]:
-    """The reader processes of a worker."""
+    """Return the reader processes of a worker."""
     return {child.pid for child in children_of(parent, "broadsheet.pipeline.source.read.reader_process")}
 
 
 def write_gzip(path: Path, rows: int, characters: int = 120) -> Path:
-    """Rows, of which every seventh cannot be parsed."""
+    """Write rows, of which every seventh cannot be parsed."""
     lines = [json.dumps({"id": i, "text": os.urandom(characters // 2).hex()}) if i % 7 else "{" for i in range(rows)]
     path.write_bytes(gzip.compress("\n".join(lines).encode(), 1))
     return path
@@ -85,13 +85,13 @@ def never(_: str) -> bool:
 
 
 def room(_: int) -> bool:
-    """There is room for every chunk."""
+    """Say that there is room for every chunk."""
     return True
 
 
 @contextmanager
 def killing(parent: int, name: str, times: int) -> Iterator[list[int]]:
-    """Kill, up to so many times, a reader process that has a file of that name open."""
+    """Kill a reader process that has a file with this name open, up to `times` times."""
     killed: list[int] = []
     over = threading.Event()
 
@@ -100,7 +100,7 @@ def killing(parent: int, name: str, times: int) -> Iterator[list[int]]:
         for turn in itertools.count():
             if len(killed) == times or over.wait(0.002):
                 return
-            if turn % 20 == 0:  # looking through all processes takes as long as 20 times what is below
+            if turn % 20 == 0:  # looking through all processes takes 20 times as long as the rest of the loop
                 pids = pids_of(parent)
             for pid in pids - set(killed):
                 with suppress(OSError):
@@ -119,7 +119,7 @@ def killing(parent: int, name: str, times: int) -> Iterator[list[int]]:
 
 
 def test_chunks_arrive_as_they_were_read(readers: Readers, tmp_path: Path) -> None:
-    """All of each chunk, the spans of its parsing as this process's own, and the end; skipped chunks are not parsed."""
+    """All of each chunk arrives, with the spans of its parsing and the end. Skipped chunks are not parsed."""
     plan = plan_of(write_gzip(tmp_path / "a.jsonl.gz", 400), write_gzip(tmp_path / "b.jsonl.gz", 300))
     given = (plan.ranges[0], plan.selection, plan.chunk_rows, lambda name: name.endswith("2"))
     spans: list = []
@@ -152,7 +152,7 @@ def test_an_error_arrives_as_it_was_raised(readers: Readers, tmp_path: Path) -> 
 
 
 def test_a_reader_that_dies_or_is_left_is_replaced(readers: Readers, large: Path) -> None:
-    """The error names the file and how the process ended; whoever reads next has a new one."""
+    """The error names the file and how the process ended. The next read gets a new process."""
     (group, *_), selection = plan_of(large).ranges, plan_of(large).selection
     before = pids_of(os.getpid())
     with killing(os.getpid(), large.name, 1), pytest.raises(ReaderLost) as raised:
@@ -161,7 +161,8 @@ def test_a_reader_that_dies_or_is_left_is_replaced(readers: Readers, large: Path
     left = readers.read_range(group, selection, 100, never, [], room)
     next(left)
     left.close()
-    wait_until(lambda: len(pids_of(os.getpid())) == len(before))  # a process that begins has no command line yet
+    # A process that is just starting has no command line yet.
+    wait_until(lambda: len(pids_of(os.getpid())) == len(before))
     assert len(before) == 2
     assert pids_of(os.getpid()) != before
     ends = [list(readers.read_range(group, selection, 200, never, [], room))[-1] for _ in range(3)]
@@ -171,7 +172,9 @@ def test_a_reader_that_dies_or_is_left_is_replaced(readers: Readers, large: Path
 
 @pytest.mark.slow
 def test_a_lost_reader_costs_nothing_but_time(reading: Client, small_model: Model, large: Path, tmp_path: Path) -> None:
-    """What it read is read again, and the output is that of a job that reads in its own process, byte for byte."""
+    """A new process reads the range again, and the output equals byte for byte that of a job that reads in its own
+    process.
+    """
     given = {"model": small_model, "chunk_size": 30}
     source = [large, write_gzip(tmp_path / "small.jsonl.gz", 100)]
     (worker,) = reading.run(os.getpid).values()
@@ -186,11 +189,11 @@ def test_a_lost_reader_costs_nothing_but_time(reading: Client, small_model: Mode
 
 @pytest.mark.slow
 def test_more_files_at_a_time_than_readers_and_room(reading: Client, small_model: Model, tmp_path: Path) -> None:
-    """Those that wait for a reader do not hold the room that those with one wait for."""
+    """Files that wait for a reader do not hold the room for which files with a reader wait."""
     source = [write_gzip(tmp_path / f"{number}.jsonl.gz", 30, 4_000) for number in range(20)]
     report = classify(source, tmp_path / "out", client=reading, model=small_model, chunk_size=10)
     assert report.rows_read == 30 * len(source)
-    assert committed(tmp_path / "out") == 4 * len(source)  # three chunks of each, and its end
+    assert committed(tmp_path / "out") == 4 * len(source)  # three chunks and the end of each file
 
 
 class Warned(Progress):
@@ -205,7 +208,7 @@ class Warned(Progress):
 def test_a_file_that_kills_every_reader_is_set_aside(
     reading: Client, small_model: Model, large: Path, tmp_path: Path
 ) -> None:
-    """The others are labelled. Each loss is told, with the file's name."""
+    """The other files are labelled. Each loss is reported with the name of the file."""
     (worker,) = reading.run(os.getpid).values()
     progress = Warned()
     source = [large, write_gzip(tmp_path / "small.jsonl.gz", 100)]
@@ -260,7 +263,7 @@ def test_processes_start_when_there_is_something_to_read(readers: Readers, large
 
 
 def test_a_small_file_is_read_without_a_process(large: Path, tmp_path: Path) -> None:
-    """Which would take half a second to start."""
+    """Starting a process would take half a second."""
     before, state = pids_of(os.getpid()), WorkerState()
     state.read_in_processes(1, 0)
     try:
@@ -281,7 +284,7 @@ def test_a_limit_that_leaves_no_memory_to_share_is_named() -> None:
 
 
 def test_a_reader_does_without_pandas(readers: Readers, large: Path) -> None:
-    """Which pyarrow would import in each of them, for as long as it takes to read a small file."""
+    """In each process, pyarrow would import pandas, which takes as long as reading a small file."""
     plan = plan_files(found([large]), Selection(reads=1014), 100)
     with closing(readers.read_range(plan.ranges[0], plan.selection, 100, never, [], room)) as reading:
         assert next(reading)
@@ -290,7 +293,7 @@ def test_a_reader_does_without_pandas(readers: Readers, large: Path) -> None:
     assert [("pyarrow" in maps, "pandas" in maps) for maps in loaded] == [(True, False)] * len(loaded)
 
 
-# Large files that one worker reads: what is told of them, and what becomes of a job whose input stays away.
+# Large files that one worker reads: the messages about them, and a job whose input becomes unavailable.
 
 
 def lines(count: int) -> bytes:

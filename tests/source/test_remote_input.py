@@ -1,5 +1,5 @@
-"""Input in buckets and on the web: found as on disk, read side by side, and through faults byte for byte; servers of
-every kind of manners, and with what must not be told in the address.
+"""Input in buckets and on the web: found as on disk, read in parallel, and byte for byte the same despite faults. The
+web servers behave in many ways, and the addresses hold secrets.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def test_a_job_reads_every_kind_of_file_from_a_bucket(
 
 
 class Cut:
-    """Faults of a proxy: every few reads, another one, until each has been tried."""
+    """Faults of a proxy: every few reads it uses another fault, until it has tried each."""
 
     def __init__(self) -> None:
         self._faults: Iterator[str | int | None] = iter([None, 503, "reset", None, "lost", "drop", 500, "slow", None])
@@ -160,7 +160,7 @@ def test_what_is_wrong_is_told_at_once_with_the_remedy(
 
 
 def settled(proxy: Proxy) -> int:
-    """How many requests there were since it was last asked, once all are answered and no more come."""
+    """Return the number of requests since the last call, once all are answered and no more come."""
     count = -1
     while count < len(proxy.seen) or proxy.answered < count:
         count = len(proxy.seen)
@@ -188,7 +188,7 @@ def test_read_ahead_is_bounded_and_a_reader_that_jumps_gets_little_more_than_it_
     assert settled(proxy) <= 2 * 9
     with open_at(file, 10 << 20, 22 << 20) as stream:
         assert len(stream.read(12 << 20)) == 12 << 20
-    assert settled(proxy) == 3  # of 4 MiB each, and none for what follows
+    assert settled(proxy) == 3  # three requests of 4 MiB each, and none for later data
     with open_at(file) as stream:
         expect(stream, [(1 << 20, 2 << 20), (2 << 20, 3 << 20), (50 << 20, 51 << 20)])
         for at in (1, 2, 50):
@@ -197,7 +197,7 @@ def test_read_ahead_is_bounded_and_a_reader_that_jumps_gets_little_more_than_it_
     assert settled(proxy) == 2
 
 
-# Files on servers of the web: of every kind of manners, and with what must not be told in the address.
+# Files on web servers that behave in many ways, and whose addresses hold secrets.
 
 
 WEB_TEXTS = [f"article {i}, on the web" for i in range(600)]
@@ -206,9 +206,14 @@ SECRET = "sig=s3cret%2Fkey&x=1"
 
 
 class Server(BaseHTTPRequestHandler):
-    """The first part of the path says how: ranges, whole, chunked (of unknown length), endless (ranges of such a file),
-    moved, signed, or no HEAD. With "broken-" before it, two answers of three are cut off in the middle, or say that the
-    server is busy.
+    """A web server. The first part of the path says how it behaves:
+
+    - "ranges", "whole": serves ranges, or only whole files.
+    - "chunked": does not say a file's length.
+    - "endless": serves ranges of a file of unknown length.
+    - "moved": redirects. "signed": demands a signature. "head": refuses HEAD.
+
+    After the prefix "broken-", it cuts off one answer of three, and says that it is busy in another.
     """
 
     protocol_version = "HTTP/1.1"
@@ -262,7 +267,7 @@ class Server(BaseHTTPRequestHandler):
             self.close_connection = self.close_connection or self.cut_off
 
     def handle(self) -> None:
-        with suppress(ConnectionError):  # who does not want all of it
+        with suppress(ConnectionError):  # the client may not want the whole answer
             super().handle()
 
     def log_message(self, *_: object) -> None:
@@ -282,7 +287,7 @@ def web(tmp_path: Path) -> Iterator[str]:
 
 
 SIZES = (0, 1, 40_000, (64 << 10) - 1, 64 << 10, (64 << 10) + 1, 200_000)
-"""Of files of which a head of 64 KiB is read: some have less."""
+"""Sizes of files, of which a head of 64 KiB is read. Some are shorter than the head."""
 
 
 def json_lines(size: int) -> bytes:
@@ -292,7 +297,7 @@ def json_lines(size: int) -> bytes:
 
 @pytest.mark.parametrize("manners", ["ranges", "whole", "chunked", "endless", "head"])
 def test_a_head_of_a_small_file_is_read_in_one_request(web: str, manners: str) -> None:
-    """No byte beyond its end is asked for, of which a server sends none, however often it is asked."""
+    """A server sends no byte beyond the end, however often it is asked, so no request asks for one."""
     for size in SIZES:
         (Server.folder / "a.json").write_bytes(json_lines(size))
         Server.answers = 0
@@ -310,7 +315,8 @@ def test_a_small_object_whose_name_does_not_tell_its_format_is_read(s3: Folder, 
         s3.write(f"part-{size:05}", json_lines(size))
     listed = find_files([s3.url], 70, 1014, endpoint=proxy.url)
     assert (len(listed.found), listed.left_out, listed.problems) == (3 * len(SIZES), (), ())
-    assert len([method for method, *_ in proxy.seen if method == "GET"]) <= 1 + 3 * len(SIZES)  # the listing is one
+    # One of the requests is the listing.
+    assert len([method for method, *_ in proxy.seen if method == "GET"]) <= 1 + 3 * len(SIZES)
     for file in listed.found:
         size = int(re.findall(r"\d+", file.path)[-1])
         with open_at(file, peek=True) as stream:
@@ -358,7 +364,7 @@ def test_a_file_is_read_whatever_its_server_can_do(web: str, manners: str) -> No
     assert job_input.plan is not None
     assert changed_chunks(job_input.plan) == []
     (Server.folder / "a.csv").write_bytes(CSV + b"600,one more\n")
-    if manners not in ("chunked", "endless"):  # a server that tells neither length nor time cannot tell a change
+    if manners not in ("chunked", "endless"):  # without length and time, a change goes unnoticed
         (changed,) = changed_chunks(job_input.plan)
         assert "it has changed since the job was planned" in changed[1]
 
@@ -368,7 +374,7 @@ def test_a_file_is_read_whatever_its_server_can_do(web: str, manners: str) -> No
 def test_a_file_is_read_through_what_its_server_breaks(web: str, manners: str) -> None:
     data = random.Random(0).randbytes(5 << 20)
     (Server.folder / "big.txt").write_bytes(data)
-    Server.answers = 1  # the first is whole: it says what the server can do
+    Server.answers = 1  # the first answer is complete, and says what the server can do
     with open_location(f"{web}/{manners}/big.txt") as file:
         assert file.ranges is (manners == "broken-ranges")
         assert file.read() == data

@@ -1,5 +1,5 @@
-"""What readers have read passes through shared memory in pieces: it arrives as it was, whatever its size, and whatever
-becomes of the processes on either side.
+"""Data that readers send through shared memory in pieces: it arrives unchanged, whatever its size, and whatever happens
+to the processes on either side.
 """
 
 from __future__ import annotations
@@ -50,11 +50,11 @@ def room(_: int) -> bool:
     return True
 
 
-# One message after another
+# Messages one after another
 
 
 class Elsewhere(OnHost):
-    """A place that notes what was copied to it."""
+    """A destination that checks the pieces copied to it."""
 
     def __init__(self, size: int) -> None:
         super().__init__(size)
@@ -74,7 +74,7 @@ class Elsewhere(OnHost):
 
 @st.composite
 def chunks(draw: st.DrawFn) -> Chunk:
-    """Of no rows, of rows without bytes, and of more bytes than the slots have."""
+    """Draw chunks with no rows, with rows that have no bytes, or with more bytes than the slots hold."""
     rows = draw(st.sampled_from([0, 1, 7, 5_000]))
     chance = np.random.default_rng(draw(st.integers(0, 99)))
     longest = draw(st.sampled_from([0, 3, 60])) if rows > 7 else draw(st.sampled_from([0, 9, 70_000, 300_000]))
@@ -88,7 +88,7 @@ def chunks(draw: st.DrawFn) -> Chunk:
     table = pa.table({"file": pa.repeat("a.csv", rows), "row": np.arange(rows), **kept})
     prepared = {"twice": texts().cast(pa.large_string())} if draw(st.booleans()) else {}
     ids = chance.integers(0, 70, (rows, 100), np.uint8) if draw(st.booleans()) else None
-    first = draw(st.sampled_from([0, 3]))  # the texts are those of a larger array from here on
+    first = draw(st.sampled_from([0, 3]))  # if 3, the texts are a slice of a larger array
     return Chunk(texts(first)[first:], table, QUARANTINE_SCHEMA.empty_table(), ids, prepared=prepared)
 
 
@@ -99,7 +99,7 @@ def same(one: Chunk, other: Chunk) -> bool:
 
 
 Step = tuple[Chunk, bool] | tuple[int, int | None]
-"""A chunk, and whether its texts go apart; or so many blocks, and which of them is refused."""
+"""A chunk, and whether its texts go separately; or a number of blocks, and which of them is refused."""
 
 
 class Talk:
@@ -177,7 +177,7 @@ def test_any_mix_of_chunks_and_blocks_arrives_in_order_and_equal(steps: list[Ste
 
 @pytest.fixture(scope="module")
 def readers() -> Iterator[Readers]:
-    close()  # a worker that another test has kept in this process has readers too
+    close()  # a worker of another test in this process has readers too
     readers = Readers(1, 1, SLOT_BYTES)
     yield readers
     readers.close()
@@ -193,7 +193,7 @@ def texts_of(rows: int) -> list[str | None]:
 
 
 def written(folder: Path, form: str, rows: int) -> Path:
-    """A file of rows, some of them bad."""
+    """Write a file of rows, some of them bad."""
     table = pa.table({"id": range(rows), "text": texts_of(rows), "of": ["a" * (i % 40) for i in range(rows)]})
     path = folder / f"in.{form}"
     if form == "parquet":
@@ -226,7 +226,7 @@ def plan_of(path: Path, chunk_rows: int, **given: Any) -> Plan:
 def test_files_arrive_as_one_process_reads_them(
     readers: Readers, form: str, place_texts: Callable[[int], Elsewhere] | None, tmp_path: Path
 ) -> None:
-    """Chunks that are larger than the slots and smaller ones, with and without kept columns and prepared texts."""
+    """Chunks may be larger or smaller than the slots, with and without copied columns and prepared texts."""
     before = pids(os.getpid())
     path = written(tmp_path, form, 9_000)
     for more in (
@@ -267,7 +267,7 @@ def test_encoded_articles_arrive_though_texts_go_elsewhere(readers: Readers, tmp
 
 
 class KillsTheReader(OnHost):
-    """Of the texts' pieces, the second finds the reader killed."""
+    """Kills the reader when the second piece of the texts arrives."""
 
     def write(self, at: int, piece: NDArray[np.uint8], slot: int) -> None:
         super().write(at, piece, slot)
@@ -277,7 +277,7 @@ class KillsTheReader(OnHost):
 
 
 class Fails(OnHost):
-    """As a GPU that fails at the second piece."""
+    """Fails at the second piece, as a GPU might."""
 
     def write(self, at: int, piece: NDArray[np.uint8], slot: int) -> None:
         if at:
@@ -286,7 +286,7 @@ class Fails(OnHost):
 
 @pytest.mark.slow
 def test_a_reader_that_is_killed_in_the_middle_of_a_chunk_is_said_to_be_lost(readers: Readers, tmp_path: Path) -> None:
-    """Nothing of the chunk is taken, and whoever reads the range again has all of it."""
+    """No part of the chunk is used, and the next reader of the range gets all of it."""
     plan = plan_of(written(tmp_path, "csv", 20_000), 20_000)
     given = (plan.ranges[0], plan.selection, 20_000, never)
     whole = told([*read_range(*given)])
@@ -297,7 +297,7 @@ def test_a_reader_that_is_killed_in_the_middle_of_a_chunk_is_said_to_be_lost(rea
 
 @pytest.mark.parametrize("leave", ["fails", "no room", "left"])
 def test_an_answer_that_is_left_in_the_middle_disturbs_no_other(readers: Readers, leave: str, tmp_path: Path) -> None:
-    """Whoever reads next has a new process, with free slots."""
+    """The next reader is a new process, with free slots."""
     plan = plan_of(written(tmp_path, "parquet", 30_000), 6_000)
     given = (plan.ranges[0], plan.selection, 6_000, never)
     before, whole = pids(os.getpid()), told([*read_range(*given)])
@@ -316,7 +316,7 @@ def test_an_answer_that_is_left_in_the_middle_disturbs_no_other(readers: Readers
     else:
         next(reading)
         reading.close()
-    wait_until(lambda: len(pids(os.getpid())) == 1)  # a process that begins has no command line yet
+    wait_until(lambda: len(pids(os.getpid())) == 1)  # a process that is just starting has no command line yet
     assert pids(os.getpid()) != before
     assert told([*readers.read_range(*given, [], room)]) == whole
 

@@ -1,5 +1,5 @@
-"""WET files: every conversion is a row as fastwarc and warcio read it, wherever blocks, chunks and files end; and
-damage costs the records in which it is, each of which is reported.
+"""WET files: every conversion record becomes a row, as fastwarc and warcio read it, wherever blocks, chunks and files
+end. Damage costs only the damaged records, and each is reported.
 """
 
 from __future__ import annotations
@@ -35,7 +35,9 @@ TEXTS = ["", "\n", "Straße\n", "a\r\n\r\nb\n", "WARC/1.0 in a text\n", "x" * 90
 
 
 def wet(texts: list[str], others: int = 0) -> list[bytes]:
-    """The records of a file: one about it, and one of each text. others: records of other types in between."""
+    """Return the records of a file: one about the file, and one for each text. others: records of other types in
+    between.
+    """
     records, out = [], io.BytesIO()
 
     def take() -> None:
@@ -58,7 +60,7 @@ def wet(texts: list[str], others: int = 0) -> list[bytes]:
 
 
 def expected(data: bytes) -> list[tuple[str | None, ...]]:
-    """Text, URL, date, language and ID of each conversion, by warcio."""
+    """Return the text, URL, date, language and ID of each conversion, read by warcio."""
     rows = []
     for record in ArchiveIterator(io.BytesIO(data)):
         if record.rec_type == "conversion":
@@ -86,7 +88,9 @@ def numbers(read: Read) -> list[int]:
 
 
 def written(folder: Path, records: list[bytes], kind: str, cut: int | None = None) -> Path:
-    """kind: "" for a file that is not compressed, else with a gzip member for each record, or for all."""
+    """Write the records to a file. kind: "" for no compression, else one gzip member for each record or for all
+    records.
+    """
     members = {"": records, ".gz": map(gzip.compress, records), ".1.gz": [gzip.compress(b"".join(records))]}[kind]
     path = folder / f"a.warc.wet{kind.removeprefix('.1')}"
     path.write_bytes(b"".join(members)[:cut])
@@ -132,9 +136,10 @@ def test_cut_off_at_any_byte_what_is_whole_is_a_row_and_what_is_not_is_told() ->
                     told.append(int(block.offsets[i]))
                 else:
                     texts.append(block.data[start:end].partition(b"\r\n\r\n")[2].decode())
-        complete = [end - len("\r\n\r\n") <= cut for end in ends]  # but for the blank lines that follow
+        # A record is complete without the blank lines that follow it.
+        complete = [end - len("\r\n\r\n") <= cut for end in ends]
         count = sum(done and b"Type: conversion" in record for done, record in zip(complete, records, strict=True))
-        place = [0, *ends][sum(complete)]  # of the first that is not
+        place = [0, *ends][sum(complete)]  # where the first incomplete record begins
         assert (texts, told) == (whole[:count], [place] * (cut > place))
 
 
@@ -171,7 +176,8 @@ def test_damage_costs_the_record_in_which_it_is(
         length = chance.choice([0, 3, 500, 10**17])
         wrong = re.sub(rb"(?<=Content-Length: )\d+", b"%d" % length, records[which])
         after = b"".join([wrong[wrong.index(b"\r\n\r\n") + 4 :], *records[which + 1 :]])[length:]
-        assume(not re.match(rb"\r\n\r\n|[\r\n]*WARC/|[\r\n]+\Z", after))  # it ends where another does: nothing tells
+        # Leave out a record that then ends where another one does, because nothing shows the damage.
+        assume(not re.match(rb"\r\n\r\n|[\r\n]*WARC/|[\r\n]+\Z", after))
         parts[which] = wrong
     elif damage == "flip":
         parts[which] = part[:at] + bytes([part[at] ^ 1 << chance.randrange(8)]) + part[at + 1 :]
@@ -208,7 +214,9 @@ def test_a_row_of_the_quarantine_says_where_it_is_and_which_page(tmp_path: Path)
 
 
 def test_a_job_over_a_crawl_is_labelled_resumed_and_verified(small_model: Model, tmp_path: Path) -> None:
-    """Per-record members, one of them damaged: the pages before it are labelled, and the file is a problem."""
+    """Each record has a gzip member, and one of them is damaged: the pages before it are labelled, and the file is a
+    problem.
+    """
     folder, texts = tmp_path / "crawl", [f"page {i}\nof text\n" for i in range(60)]
     folder.mkdir()
     records = wet(texts)
@@ -246,7 +254,7 @@ def test_what_holds_pages_and_no_text_is_refused(tmp_path: Path) -> None:
 
 
 def test_headers_that_go_on_in_the_next_line_are_those_of_one_line(tmp_path: Path) -> None:
-    """And a URI between < and >, as Wget writes it, is the URI, as for warcio."""
+    """A URI between < and >, as Wget writes it, is read without them, as by warcio."""
     plain = b"".join(wet(TEXTS, others=2))
     folded = re.sub(rb"\r\n((?:WARC|Content)-[\w-]+):[ ]*(?=[^\r\n]*\r\n)", rb"\r\n\1:\r\n\t ", plain)
     bracketed = re.sub(rb"(WARC-Target-URI: )([^\r\n]*)", rb"\1<\2>", plain)

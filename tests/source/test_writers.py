@@ -1,8 +1,8 @@
-"""What real tools write: each of their formats, of columns of each type, gives the values that pyarrow reads from the
-same file, or is refused by name before any work.
+"""Files of real writers: for each format and column type, the values equal those that pyarrow reads from the file, or
+the column is refused by name before any work.
 
-A writer that cannot hold a type is not asked for it. What it makes of the values, as pandas makes floats of integers
-with nulls, is its own business: the file counts.
+Writers are not asked for types that they cannot hold. A writer may change values, as pandas makes floats of integers
+with nulls: the file decides.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ COLUMNS: dict[str, pa.Array] = {
 }
 
 REFUSED = {"empty struct", "run ends", "interval", "union", "list of uuids"}
-"""Columns that may be refused: Parquet files or pyarrow's empty tables cannot hold them."""
+"""Columns that may be refused, because Parquet files or pyarrow's empty tables cannot hold them."""
 
 
 def texts(count: int) -> pa.Array:
@@ -188,12 +188,12 @@ LINES: dict[str, Callable[[pa.Table, Path], object]] = {
 
 
 def written(writer: Callable[[pa.Table, Path], object], table: pa.Table, path: Path) -> bool:
-    """Whether the writer can write the table."""
+    """Write the table, and return whether the writer can."""
     try:
         writer(table, path)
     except pytest.skip.Exception:
         raise
-    except BaseException as error:  # each has errors of its own; Polars panics
+    except BaseException as error:  # each writer has errors of its own, and Polars panics
         if isinstance(error, KeyboardInterrupt):
             raise
         path.unlink(missing_ok=True)
@@ -206,12 +206,12 @@ def as_pyarrow_reads(path: Path) -> pa.Table:
         return pq.read_table(path)
     try:
         return pa.ipc.open_file(path.read_bytes()).read_all()
-    except pa.ArrowInvalid:  # it is a stream
+    except pa.ArrowInvalid:  # the file is a stream
         return pa.ipc.open_stream(path.read_bytes()).read_all()
 
 
 def plain(value: Any) -> Any:
-    """A value that is equal to itself, and whose zero has a sign."""
+    """Return a value that equals itself, unlike NaN, and in which a zero keeps its sign."""
     if isinstance(value, float):
         return repr(value)
     if isinstance(value, list | tuple):
@@ -225,7 +225,9 @@ LAYOUTS = {"large_string": "string", "string_view": "string", "large_binary": "b
 
 
 def same_type(kept: pa.DataType, read: pa.DataType) -> bool:
-    """Whether a kept column has the type that it is read with, but for the layout of strings and lists."""
+    """Return whether a copied column keeps the type that it is read with, apart from the layout of strings
+    and lists.
+    """
     kept, read = (kind.value_type if pa.types.is_dictionary(kind) else kind for kind in (kept, read))
     if pa.types.is_null(read) or isinstance(read, pa.JsonType):
         return kept == pa.string()
@@ -233,11 +235,11 @@ def same_type(kept: pa.DataType, read: pa.DataType) -> bool:
 
 
 def fault(path: Path, is_refused: bool, read_as: Callable[..., Read]) -> str | None:
-    """How the kept column of a file differs from what pyarrow reads. is_refused: whether that may be."""
+    """Return how the copied column of a file differs from what pyarrow reads. is_refused: whether it may be refused."""
     try:
         expected = as_pyarrow_reads(path)["kept"]
     except OSError:
-        expected = None  # as of DuckDB's integers that are far apart, in its second version of Parquet
+        expected = None  # e.g. for DuckDB's integers that are far apart, in its second version of Parquet
     try:
         result = read_as(found([path]), Selection(kept_columns=("kept",)), 2)
     except UsageError as error:
@@ -256,14 +258,14 @@ def fault(path: Path, is_refused: bool, read_as: Callable[..., Read]) -> str | N
 
 
 VARIANTS = {name for name in TABLES if " " in name}
-"""Writers with other options than their own."""
+"""Writers with options other than their defaults."""
 
 
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=[pytest.mark.slow] if name in VARIANTS else []) for name in TABLES]
 )
 def test_kept_columns_of_tables_are_as_pyarrow_reads_them(small_model: Model, tmp_path: Path, name: str) -> None:
-    """Column by column; and all that are right together, in a job."""
+    """The test checks each column alone, and then all right columns together in a job."""
     faults: list[str] = []
     good: dict[str, pa.Array] = {}
     for column, values in COLUMNS.items():
@@ -291,7 +293,7 @@ def test_kept_columns_of_tables_are_as_pyarrow_reads_them(small_model: Model, tm
 
 @pytest.mark.parametrize("name", LINES)
 def test_kept_columns_of_lines_are_as_they_stand_there(tmp_path: Path, name: str) -> None:
-    """As text: of CSV as pyarrow reads it, of JSON Lines as they are written there, but for the strings."""
+    """Lines become text: CSV as pyarrow reads it, and JSON Lines as the file spells them, apart from strings."""
     faults = []
     wrote = 0
     for column, values in COLUMNS.items():
@@ -327,7 +329,7 @@ def is_text_of(text: str | None, value: Any) -> bool:
 
 
 def with_nulls(value: Any) -> Any:
-    """The value with null for what JSON does not have, though DuckDB writes it."""
+    """Return the value with null for what JSON lacks, although DuckDB writes it."""
     if isinstance(value, list):
         return [with_nulls(item) for item in value]
     if isinstance(value, dict):
@@ -346,7 +348,7 @@ CELLS: dict[str, dict[Any, str | None]] = {
     "clock": {CLOCK.replace(microsecond=0): "23:59:58"},
     "duration": {dt.timedelta(hours=51, minutes=4): "51:04:00", dt.timedelta(seconds=1.5): "0:00:01.5"},
 }
-"""Values of cells, and the text as which each is read."""
+"""Values of cells, and the text that each is read as."""
 
 
 def by_openpyxl(name: str, values: list[Any], path: Path, write_only: bool = False) -> None:
@@ -405,7 +407,7 @@ def test_kept_columns_of_workbooks_are_what_excel_shows(tmp_path: Path, name: st
     faults = []
     for column, shown in CELLS.items():
         if column == "duration" and name.startswith(("pandas", "polars")):
-            continue  # which write a number of days, and so Excel shows it
+            continue  # the writer stores a number of days, and Excel shows that number
         path = tmp_path / f"{column}.xlsx"
         WORKBOOKS[name](column, [*shown], path)
         result = read_files(found([path]), Selection(kept_columns=(column,)), 100)
@@ -431,7 +433,7 @@ LEAVES: list[tuple[pa.DataType, st.SearchStrategy[Any]]] = [
 
 
 def containers(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
-    """Lists of each layout, and structs, of columns of these types. A column is its type and its values."""
+    """Draw lists of each layout, and structs, of columns of these types. A column is its type and its values."""
     lists = [pa.list_, pa.large_list, pa.list_view, pa.large_list_view]
 
     def of_lists(made: Callable[..., pa.DataType], column: tuple[pa.DataType, st.SearchStrategy[Any]]) -> Any:
@@ -496,7 +498,7 @@ def test_a_text_column_may_be_of_any_layout(tmp_path: Path, name: str, kind: str
 
 @pytest.mark.parametrize("suffix", ["parquet", "arrow", "arrows"])
 def test_a_file_with_integers_that_pyarrow_lacks_says_what_helps(tmp_path: Path, suffix: str) -> None:
-    """It can tell no column of such a file. The file beside it is read."""
+    """No column of such a file can be read. The file beside it is read."""
     frame = pl.DataFrame({"text": ["one"], "sum": pl.Series([1], dtype=pl.Int128)})
     write = {"parquet": frame.write_parquet, "arrow": frame.write_ipc, "arrows": frame.write_ipc_stream}[suffix]
     write(tmp_path / f"a.{suffix}")

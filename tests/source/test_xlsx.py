@@ -1,4 +1,6 @@
-"""Excel workbooks: their first sheet, as text; what is not read is said; and small ones that stand for gigabytes."""
+"""Excel workbooks: the first sheet is read as text, the rest is reported, and small files that expand to gigabytes
+fail.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +48,7 @@ def workbook(path: Path, rows: list[tuple[object, ...]], others: int = 0) -> Pat
 
 
 def edited(path: Path, edit: Callable[[bytes], bytes], member: str = "xl/worksheets/sheet1.xml") -> Path:
-    """The workbook with another content of one member, beside it."""
+    """Write a copy of the workbook in which the function has edited one member, and return its path."""
     other = path.with_name(f"edited_{path.name}")
     with zipfile.ZipFile(path) as old, zipfile.ZipFile(other, "w") as new:
         for name in old.namelist():
@@ -55,7 +57,7 @@ def edited(path: Path, edit: Callable[[bytes], bytes], member: str = "xl/workshe
 
 
 def columns(path: Path) -> dict[str, list[object]]:
-    """The kept columns of a workbook that has no problem."""
+    """Return the copied columns of a workbook that has no problem."""
     result = read_files(found([path]), Selection(keep_all=True), 7)
     assert not result.messages
     return concat(result.chunks).rows.drop_columns(["file", "row"]).to_pydict()
@@ -125,7 +127,7 @@ def test_a_workbook_made_to_fill_memory_or_damaged_is_refused(
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 200 << 10
 
 
-# Too small, right, elsewhere, as large as Excel allows, and outside the cells.
+# Dimensions that are too small, right, elsewhere, as large as Excel allows, and outside the cells.
 @pytest.mark.parametrize("claimed", ["A1", "A1:B21", "C3:D4", "A1:XFD1048576", "A90:B95"])
 def test_all_rows_are_read_whatever_the_sheet_says_of_its_size(tmp_path: Path, claimed: str) -> None:
     rows = [(f"article {i}", str(i)) for i in range(50)]
@@ -147,7 +149,7 @@ ESCAPED = {
     "_xD83D_!": "\ufffd!",
     "_x12_ _X0041_ _x00G1_ x0041_": "_x12_ _X0041_ _x00G1_ x0041_",
 }
-"""Texts as a workbook holds them, and what they stand for."""
+"""Texts as a workbook stores them, and their meaning."""
 
 
 @pytest.mark.parametrize("kind", ["inline", "shared", "formula"])
@@ -200,7 +202,7 @@ def test_durations_are_hours_as_excel_shows_them(tmp_path: Path) -> None:
 
 def test_rows_that_openpyxl_leaves_out_are_not_lost_in_silence(tmp_path: Path) -> None:
     path = workbook(tmp_path / "b.xlsx", [("text",), ("one",), ("two",), ("three",)])
-    for number in (b"2", b"4"):  # an earlier row, and one twice
+    for number in (b"2", b"4"):  # an earlier row, and the same row twice
         bad = edited(path, lambda sheet, number=number: sheet.replace(b'<row r="3"', b'<row r="%s"' % number))
         sheet = openpyxl.load_workbook(bad, read_only=True).active
         sheet.reset_dimensions()
@@ -211,7 +213,9 @@ def test_rows_that_openpyxl_leaves_out_are_not_lost_in_silence(tmp_path: Path) -
 
 @pytest.mark.parametrize("rest", [1, 8, 14, 20, 22, 23])
 def test_a_row_that_is_cut_by_the_block_in_which_it_is_checked_is_read(tmp_path: Path, rest: int) -> None:
-    """A sheet is checked in blocks of 16 MiB, and a tag may go on in the next one. rest: its bytes in the first one."""
+    """Sheets are checked in blocks of 16 MiB, and a tag may be cut in two. rest: how many of its bytes the first block
+    has.
+    """
     path = workbook(tmp_path / "b.xlsx", [("text",), ("one",), ("two",)])
     row = b'<row r="3" spans="1:1">'
 

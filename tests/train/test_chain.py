@@ -1,4 +1,6 @@
-"""Chains of n-grams and an encoder: who is asked, what they promise on rows that nobody fitted, and what is refused."""
+"""Chains of n-grams and an encoder: which texts reach the encoder, what chains promise for new rows, what is
+refused.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +49,7 @@ def texts(count: int, seed: int = 0) -> list[str]:
 
 
 def judge(folder: Path, classes: int) -> Path:
-    """A random encoder; of one output, with numbers about 2.5, and a standard deviation of 1."""
+    """Save a random encoder. With one output, its numbers have a mean of about 2.5 and a standard deviation of 1."""
     saved(folder, classes=classes, num_hidden_layers=1)
     if classes == 1:
         raw = logits(folder, texts(50, seed=9))
@@ -92,7 +94,10 @@ def answers(model: Model, given_texts: list[str], **how: Any) -> Predictions:
 
 
 def assert_asked_where_it_matters(model: Model, encoder: Model, by: Any) -> None:
-    """Each text has the bits of the encoder or of n-grams alone, by their score. by: that score, of predictions."""
+    """Assert that each text has the bits of the encoder or of n-grams alone, depending on its score.
+
+    by: that score, computed from predictions.
+    """
     assert model.cascade is not None
     of, new = model.cascade.selection, texts(300, seed=4)
     assert of
@@ -146,7 +151,7 @@ def test_a_chain_of_numbers_from_the_command_to_a_job(
     assert code == 0, told
     refused, message = broadsheet_here("train", "-o", tmp_path / "m.safetensors", *how[:3])
     assert (refused, "name DATA to learn" in message) == (2, True)
-    _, shown = broadsheet_here("inspect", number_judge)  # nobody knows how far off it is
+    _, shown = broadsheet_here("inspect", number_judge)  # its error is not known
     assert "numbers from 0 to 5; labels: the nearest level" in " ".join(shown.split())
     assert "90% of the top 20% by its score are in them" in told
     model = load_model(file)
@@ -232,7 +237,7 @@ def test_the_bound_is_that_of_the_binomial(rows: int, share: float) -> None:
 def test_a_promise_holds_on_rows_that_nobody_fitted(
     student: Model, number_judge: Path, chain: Model, class_judge: Path, kind: str
 ) -> None:
-    """In 19 of 20 draws, whatever scores are like; and it asks about no more than it has to."""
+    """The promise holds in 19 of 20 draws for any scores, and the chain asks about no more texts than it has to."""
     rng = np.random.default_rng(0)
     first, encoder, top, agreement = chain.asking("none"), load_model(class_judge), None, 0.97
     count, draws = 60_000, 200
@@ -264,8 +269,8 @@ def test_a_promise_holds_on_rows_that_nobody_fitted(
             wanted = whole[new, top.label] >= of.cut
             kept.append((alone[new, top.label] >= of.least)[wanted].mean())
     promised = agreement if top is None else top.recall
-    assert np.mean(np.array(kept) >= promised) > 0.91  # 0.95, and three standard deviations of 200 draws less
-    assert np.mean(kept) < promised + (0.035 if top is None else 0.045)  # the cut of 1,500 rows is not sure either
+    assert np.mean(np.array(kept) >= promised) > 0.91  # 0.95, less three standard deviations of 200 draws
+    assert np.mean(kept) < promised + (0.035 if top is None else 0.045)  # the cut of 1,500 rows is uncertain too
 
 
 def test_a_first_model_of_higher_scores_asks_about_what_is_above_the_cut_by_itself(
@@ -282,7 +287,7 @@ def test_a_first_model_of_higher_scores_asks_about_what_is_above_the_cut_by_itse
 
 
 def test_texts_whose_first_score_is_the_least_are_asked_about(chain: Model) -> None:
-    """When the chain is fitted, and when it is used."""
+    """The encoder is asked about them when the chain is fitted, and when it is used."""
     assert chain.cascade is not None
     assert chain.cascade.selection
     new = texts(40, seed=7)
@@ -360,7 +365,7 @@ def test_what_makes_no_chain_is_told_before_the_encoder_is_asked(
 def test_too_few_texts_are_told_as_texts_and_a_teacher_without_a_head_as_two_steps(
     class_judge: Path, tmp_path: Path
 ) -> None:
-    """As many texts as the message names are enough."""
+    """The number of texts that the message names is enough."""
     rows = pa.table({"text": texts(100)})
     soft = SoftLabels(models=(class_judge,), device="cpu")
     with pytest.raises(UsageError, match=r"about 15,000 texts, of which 2,995 are held out, and here are 100") as few:
@@ -392,7 +397,7 @@ def test_what_is_no_encoder_of_one_label_makes_no_chain(class_judge: Path, stude
             train(rows, soft_labels=soft, keep_teacher=True, **options, **QUICK)  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="gives numbers, and another none"):
         train(rows, soft_labels=SoftLabels(models=(student, class_judge), device="cpu"), **QUICK)
-    with pytest.raises(UsageError, match="the classes are not known"):  # without a head it is none of ours
+    with pytest.raises(UsageError, match="the classes are not known"):  # an encoder without a head is no model of ours
         train(rows, soft_labels=SoftLabels(models=(minilm(),), device="cpu"), **QUICK)
     with pytest.raises(UsageError, match="is what a chain is to find"):
         calibrate("ag-news", rows, top="10%")

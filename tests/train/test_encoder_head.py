@@ -44,7 +44,7 @@ main()
 """
 CLASSES = sorted(TOPICS)
 LIKE = 1e-2
-"""Between weights, relative to the largest: what the fits leave of the least loss."""
+"""The tolerance between weights, relative to the largest: the fits stop a little above the least loss."""
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +53,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def rows(count: int, seed: int = 0) -> pa.Table:
-    """Texts with words of one topic or two, and how many words are of the first kind."""
+    """Return texts with words of one or two topics, and how many of the words are of the first kind."""
     rng = random.Random(seed)
     kinds = [rng.sample(CLASSES, rng.choice((1, 1, 2))) for _ in range(count)]
     words = [rng.choices([word for kind in of for word in TOPICS[kind].split()], k=8) for of in kinds]
@@ -68,7 +68,7 @@ def trained(folder: Path | str, **options: Any) -> Model:
 
 
 def given(model: Model, texts: list[str]) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """The scores of each class, and those of the labels."""
+    """Return the scores of each class, and those of the labels."""
     engine = open_engine(model, "cpu", threads=2)
     try:
         found = engine.classify(Texts.of([text.encode() for text in texts]), all_scores=True)
@@ -79,7 +79,7 @@ def given(model: Model, texts: list[str]) -> tuple[NDArray[np.float32], NDArray[
 
 
 def vectors(folder: Path, texts: list[str]) -> NDArray[np.float64]:
-    """What PyTorch computes before the last product, of length one."""
+    """Return what PyTorch computes before the last product, normalised to length one."""
     import torch
     import transformers
 
@@ -91,7 +91,7 @@ def vectors(folder: Path, texts: list[str]) -> NDArray[np.float64]:
 
 
 def least(features: NDArray[np.float64], sides: NDArray[np.float64], strength: float) -> NDArray[np.float64]:
-    """The weights of one class, and its bias, with the least mean squared hinge loss and penalty."""
+    """Return the weights and bias of one class with the least mean squared hinge loss and penalty."""
     design = np.column_stack([features, np.ones(len(features))])
 
     def loss(weights: NDArray[np.float64]) -> tuple[float, NDArray[np.float64]]:
@@ -116,7 +116,7 @@ def test_the_head_has_the_least_loss_on_the_vectors_of_transformers(folder: Path
     features, strength = vectors(folder, table["text"].to_pylist()), model.card["head"]["strength"]
     wanted = np.column_stack([least(features, np.where(of, 1.0, -1.0), strength) for of in truth.T])
     found = np.vstack([model.encoder.weights["last"], model.tensors["fc3.bias"]])
-    factor = float((found * wanted).sum() / np.square(wanted).sum())  # by which held-out rows are likeliest
+    factor = float((found * wanted).sum() / np.square(wanted).sum())  # the factor at which held-out rows are likeliest
     np.testing.assert_allclose(found, factor * wanted, atol=LIKE * np.abs(found).max())
     tested = rows(20, 1)["text"].to_pylist()
     logits = vectors(folder, tested) @ found[:-1] + found[-1]
@@ -142,7 +142,7 @@ def test_a_number_is_by_ridge_regression(folder: Path) -> None:
 
 
 def test_a_row_is_judged_by_fits_to_others() -> None:
-    """Labels of noise, which a head knows by heart."""
+    """The labels are noise, which a head learns by heart."""
     rng = np.random.default_rng(0)
     noise, labels = rng.normal(size=(100, 500)).astype(np.float32), np.arange(100) % 2
     noise /= np.linalg.norm(noise, axis=1, keepdims=True)
@@ -202,7 +202,7 @@ def test_an_encoder_that_is_none_is_told(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_an_encoder_teaches_without_pytorch(tmp_path: Path) -> None:
-    """It knows words that no labelled row has. One that is not for our kernels is PyTorch's, which is not there."""
+    """The teacher knows words that no labelled row has. An encoder that our kernels lack would need PyTorch."""
     labelled = pa.table({"text": ["bank", "profit", "oil", "moon", "comet", "orbit"] * 5, "kind": [*"mmmsss"] * 5})
     pa_csv.write_csv(labelled, tmp_path / "rows.csv")
     others = {"m": ["stock market", "a loan of the market"], "s": ["the launch of a probe", "probe in space"]}

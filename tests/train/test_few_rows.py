@@ -1,4 +1,4 @@
-"""Few labelled rows: n-grams learn what a network cannot yet, and a run says what its accuracy is worth."""
+"""Few labelled rows: n-grams learn what a network cannot learn yet, and a run says how reliable its accuracy is."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def few(table: pa.Table, **options: object) -> Trained:
 
 
 def noise(count: int) -> pa.Table:
-    """Rows whose labels have nothing to do with their texts; two of three are of one class."""
+    """Return rows whose labels have nothing to do with their texts. Two of three rows are of one class."""
     table = articles(count, seed=4)
     kinds = np.random.default_rng(0).choice(["a", "a", "b"], count)
     return table.set_column(1, "kind", pa.array(kinds))
@@ -49,7 +49,7 @@ def trained() -> Trained:
 
 
 def test_n_grams_alone_learn_from_few_rows(trained: Trained, tmp_path: Path) -> None:
-    """Without the network, whose score would take the CPU a thousand times as long, and with the same file."""
+    """They need no network, which would take a CPU a thousand times as long, and the model file has the same format."""
     model = trained.model
     assert trained.history == ()
     assert model.card["test"]["accuracy"] > 0.98
@@ -65,7 +65,7 @@ def test_n_grams_alone_learn_from_few_rows(trained: Trained, tmp_path: Path) -> 
 def test_accuracy_stands_beside_that_of_simple_models(trained: Trained) -> None:
     told = trained.compared
     assert told is not None
-    assert told.rows == 150  # each held out once
+    assert told.rows == 150  # each row is held out once
     assert told.model == pytest.approx(trained.model.card["held_out_accuracy"], abs=1e-6)
     assert told.most_frequent < 0.5 < told.linear
     card = trained.model.card["compared with"]
@@ -75,7 +75,7 @@ def test_accuracy_stands_beside_that_of_simple_models(trained: Trained) -> None:
 def test_rows_with_a_wrong_label_are_found_by_models_that_have_not_seen_them(
     broadsheet_in_process: Command, tmp_path: Path
 ) -> None:
-    """In a file of its own: where they are, what they are called, and what they should be called."""
+    """A file of its own lists where these rows are, their labels, and the labels that they should have."""
     right = articles(150)
     kinds, wrong = right["kind"].to_pylist(), [7, 64, 120, 149]
     other = {"sport": "space", "space": "sport"}
@@ -123,8 +123,8 @@ def test_a_model_that_is_no_better_than_guessing_is_called_so() -> None:
 
 
 def test_what_was_learned_by_heart_does_not_count() -> None:
-    """Random labels of random words, each text twice: nobody can label new text. Rows that are held out, and those that
-    take turns, are other texts.
+    """The labels and the words are random, and each text occurs twice, so nobody can label a new text. Held-out rows,
+    and the rows of a fold, share no text with the others.
     """
     rng = np.random.default_rng(5)
     words = ["".join(rng.choice(list("abcdefghij"), 5)) for _ in range(600)]
@@ -152,7 +152,7 @@ def test_one_text_is_too_few() -> None:
 
 
 def test_labels_that_no_n_gram_tells_make_a_model_that_can_be_saved(tmp_path: Path) -> None:
-    """With word vectors, whose words weigh as the median n-gram does where no row has them."""
+    """Words that no row has get the weight of the median n-gram, from word vectors."""
     pytest.importorskip("wordllama")
     texts, kinds = np.repeat(["good movie", "bad film"], 50), np.tile(["a", "b"], 50)
     model = few(pa.table({"text": texts, "kind": kinds}), vectors="wordllama").model
@@ -162,7 +162,7 @@ def test_labels_that_no_n_gram_tells_make_a_model_that_can_be_saved(tmp_path: Pa
 
 
 def test_balanced_classes_weigh_the_same() -> None:
-    """Of texts that say nothing, the model gives the frequent class, or balanced, either."""
+    """For texts that say nothing, the model gives the frequent class, or either class if they are balanced."""
     rows, texts = noise(120), articles(100, seed=6)["text"].to_pylist()
     rare = [load(few(rows, balanced=on).model, device="cpu").predict(texts).count("b") for on in (False, True)]
     assert rare[0] < 25 < rare[1]
@@ -170,11 +170,11 @@ def test_balanced_classes_weigh_the_same() -> None:
 
 @pytest.mark.slow
 def test_network_and_n_grams_are_added() -> None:
-    """To logits; and a number of buckets that there cannot be is refused."""
+    """They are added as logits. An impossible number of buckets is refused."""
     rows = articles(120)
     model = few(rows, recipe=QUICK, hold_out_share=0.0, dtype="float32").model
     assert model.has_network
-    assert model.cascade is None  # there are no held-out rows to fit a margin to
+    assert model.cascade is None  # without held-out rows, no margin can be fitted
     assert model.ngrams is not None
     texts = Texts.of([text.encode() for text in rows["text"].to_pylist()])
     found = load(model, device="cpu").predict_proba(rows["text"].to_pylist())
@@ -186,7 +186,9 @@ def test_network_and_n_grams_are_added() -> None:
 
 
 def test_a_network_begins_with_another_and_reads_as_that_does(small_model: Model) -> None:
-    """All but the last layer; with next to no learning rate the rest stays, to the rounding of AdamW's decay."""
+    """All layers but the last are kept. With almost no learning rate they stay the same, up to the rounding of AdamW's
+    decay.
+    """
     recipe = replace(QUICK, epochs=1, learning_rate=1e-9)
     model = train(
         articles(40), text_column="text", label_column="kind", init=small_model, recipe=recipe, ngrams=0, device="cpu",
@@ -220,7 +222,7 @@ def test_a_loss_that_does_not_move_is_told_once_with_what_helps() -> None:
 # Few held-out rows, and many.
 @pytest.mark.parametrize("rows", [25, 400])
 def test_a_network_that_is_worse_never_makes_the_model_worse(rows: int) -> None:
-    """Than n-grams alone, about rows by which it was not decided; hardly ever."""
+    """The combination is hardly ever worse than n-grams alone on rows that did not decide about it."""
     worse = lost = 0
     for seed in range(40):
         rng = np.random.default_rng(seed)
@@ -281,7 +283,7 @@ def test_factors_find_the_better_of_two() -> None:
 
 @pytest.mark.parametrize("kind", ["one label", "two classes", "several labels", "soft"])
 def test_the_linear_model_has_the_least_loss(kind: str) -> None:
-    """By SciPy on dense arrays: weighed rows, half of the features dense."""
+    """SciPy on dense arrays gives the least loss. Rows are weighted, and half of the features are dense."""
     rng = np.random.default_rng(3)
     rows, classes, strength = 60, 2 if kind == "two classes" else 3, 0.05
     features, weights = rng.normal(size=(rows, 8)), rng.uniform(0.5, 1.5, rows)
@@ -311,7 +313,9 @@ def test_the_linear_model_has_the_least_loss(kind: str) -> None:
 
 @pytest.mark.parametrize("classes", [2, 3])
 def test_a_fit_that_begins_far_off_gets_there(classes: int) -> None:
-    """More rows than words, classes that no word shares, and hardly a penalty: Newton's first steps lead astray."""
+    """There are more rows than words, no words shared by classes, and almost no penalty: Newton's first steps lead
+    astray.
+    """
     rng = np.random.default_rng(5)
     truth = rng.integers(classes, size=400)
     words = np.where(rng.random((400, 8)) < 0.4, 5 * classes + rng.integers(3, size=(400, 8)), 5 * truth[:, None])
@@ -320,7 +324,7 @@ def test_a_fit_that_begins_far_off_gets_there(classes: int) -> None:
     features = counts / np.linalg.norm(counts, axis=1, keepdims=True)
     products = (1 + features @ features.T).astype(np.float32)
     given = products @ ProductFitter(products, np.eye(classes)[truth], np.ones(400)).fit(3e-6)
-    assert np.mean(given.argmax(axis=1) == truth) >= 0.99  # a row in some hundred has common words alone
+    assert np.mean(given.argmax(axis=1) == truth) >= 0.99  # about one row in a hundred has common words only
 
 
 @pytest.mark.slow

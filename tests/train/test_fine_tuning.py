@@ -1,4 +1,4 @@
-"""Fine-tuning: an encoder that learns the rows, on a CPU; its file, without PyTorch; seeds, Ctrl-C and messages."""
+"""Fine-tuning: an encoder learns the rows on a CPU; its file, used without PyTorch; seeds, Ctrl-C and messages."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ CHARACTERS = [chr(0x4E00 + i) for i in range(100)], [chr(0x4E00 + i) for i in ra
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An encoder of BERT's kind with random weights, small ones, as such encoders begin with; its tokens' mean."""
+    """An encoder of BERT's kind that pools by the mean. Its random weights are small, as in a new encoder."""
     made = drawn(tmp_path_factory.mktemp("encoder") / "folder", width=32, heads=2, inner=64, most=32)
     tensors = load_file(made / "model.safetensors")
     for name, tensor in tensors.items():
@@ -63,7 +63,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def rows(count: int, seed: int = 0) -> pa.Table:
-    """Each of 200 characters speaks for one of two classes: more than a head sees in vectors of 32 random values."""
+    """Return rows in which each of 200 characters stands for one of two classes: more than a head sees in 32 random
+    values.
+    """
     rng = random.Random(seed)
     texts, kinds = [], []
     for _ in range(count):
@@ -127,7 +129,7 @@ def test_it_learns_what_a_head_alone_cannot(folder: Path) -> None:
     told: list[Any] = []
     found = tuned(table, folder, settings=("epochs=4", "learning_rate=2e-3"), tell=told.append)
     assert right(found.model, test) > max(frozen + 0.1, 0.9)
-    # Which epoch it is, and what each was like
+    # Which epoch was chosen, and how good each one was
     about = found.model.card["fine-tuning"]
     shares = [epoch.accuracy for epoch in found.history]
     assert len(found.history) == 4
@@ -175,7 +177,7 @@ def test_several_labels_and_numbers_are_learned_too(folder: Path, options: dict[
 
 
 def test_an_encoder_of_pytorch_learns_too(tmp_path: Path) -> None:
-    folder = sentences(tmp_path / "folder", "roberta")  # by PyTorch, for its activation
+    folder = sentences(tmp_path / "folder", "roberta")  # PyTorch computes it, because of its activation
     table = rows(300)
     model = tuned(table, folder, settings=("epochs=3", "learning_rate=3e-3")).model
     assert isinstance(model.encoder, TorchEncoder)
@@ -197,7 +199,7 @@ def test_the_file_needs_no_pytorch_and_is_a_teacher(
     assert code == 0, said
     words = " ".join(said.split())
     assert "an epoch takes about" in words
-    assert "6 epochs" in words  # few rows are learned twice
+    assert "6 epochs" in words  # few rows take more epochs
     assert "epoch 6/6 loss" in words
     done = subprocess.run(
         [sys.executable, "-c", WITHOUT_PYTORCH, "classify", "rows.csv", "--text-column", "text", "--model",

@@ -1,4 +1,6 @@
-"""Several label columns in one model: each head says what a model of it alone would, and one pass computes all."""
+"""Several label columns in one model: each head gives what a model of it alone would, and one pass computes
+all heads.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,7 @@ from broadsheet.pipeline.train.objective import OneLabel, SeveralColumns
 
 torch = pytest.importorskip("torch")
 
-__all__ = ["one_thread"]  # a fixture of every test here too
+__all__ = ["one_thread"]  # a fixture that every test here uses too
 
 CLASSES = {"topic": ("sport", "space", "money", "war"), "tone": ("good", "bad"), "size": ("war", "bad", "2")}
 HEADS = tuple((name, len(classes)) for name, classes in CLASSES.items())
@@ -48,7 +50,7 @@ WORDS = {
 
 @pytest.fixture(scope="module", params=["network", "n-grams", "both"])
 def both(request: pytest.FixtureRequest) -> Model:
-    """Random, of three heads."""
+    """A random model with three heads."""
     classes = tuple(f"{name}: {label}" for name, labels in CLASSES.items() for label in labels)
     model = replace(random_model(seed=4, length=123, classes=len(classes)), classes=classes, heads=HEADS, name="both")
     if request.param == "network":
@@ -91,7 +93,7 @@ def test_each_head_has_the_softmax_of_its_own_logits(both: Model, client: Client
 
 
 def same(found: pa.Table, expected: pa.Table) -> None:
-    """The same but for the rounding of a score."""
+    """Assert that tables are the same up to the rounding of scores."""
     assert found.schema == expected.schema
     for name in expected.column_names:
         if "score" not in name:
@@ -132,7 +134,7 @@ def test_one_engine_computes_a_chunk_once_for_all_heads(both: Model, client: Cli
     def keys() -> set[str]:
         return {*import_module("broadsheet.pipeline.labelling.engines").ENGINES.engines}
 
-    bias = {"fc3.bias": both.tensors["fc3.bias"] + np.float32(0.5)}  # no other test has loaded its heads
+    bias = {"fc3.bias": both.tensors["fc3.bias"] + np.float32(0.5)}  # no other test has loaded these heads
     model, before = replace(both, tensors={**both.tensors, **bias}), client.run(keys)
     report = classify(TEXTS, model=model, client=client, chunk_size=35)
     new = {key for worker, held in client.run(keys).items() for key in held - before[worker]}
@@ -178,7 +180,7 @@ def test_what_takes_one_model_names_the_heads_and_a_remedy(both: Model, tmp_path
 
 
 def rows(count: int, seed: int = 0, noise: float = 0.15) -> pa.Table:
-    """Texts of a topic and a tone, of which some labels are wrong."""
+    """Return texts of a topic and a tone, with some wrong labels."""
     rng = random.Random(seed)
     made: dict[str, list[str]] = {"text": [], "topic": [], "tone": []}
     for _ in range(count):
@@ -191,7 +193,7 @@ def rows(count: int, seed: int = 0, noise: float = 0.15) -> pa.Table:
 
 
 def with_nulls(table: pa.Table) -> pa.Table:
-    """Every third row lacks its topic, every fourth its tone; so some lack both."""
+    """Drop the topic of every third row and the tone of every fourth, so that some rows lack both."""
     for name, every in (("topic", 3), ("tone", 4)):
         values = [None if row % every == 0 else label for row, label in enumerate(table[name].to_pylist())]
         table = table.set_column(table.column_names.index(name), name, pa.array(values, pa.string()))
@@ -276,7 +278,7 @@ def test_a_weight_of_zero_leaves_a_row_out_of_a_class() -> None:
     products = (features @ features.T + 1).astype(np.float32)
 
     def loss(of_features: np.ndarray, bias: float) -> float:
-        """Of a class: the squared hinge loss and the penalty, which the fits are to make small."""
+        """Return the squared hinge loss and the penalty of a class, which the fits minimise."""
         margins = (2 * truth[:, each] - 1) * (features @ of_features + bias)
         missing = np.maximum(0, 1 - margins) ** 2 * weights[:, each] / (60 * 0.01)
         return float(missing.sum() + (of_features @ of_features + bias**2) / 2)
@@ -321,7 +323,7 @@ def test_the_commands(broadsheet_in_process: Command, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     card = load_model(model).card["heads"]
     learned = load_model(model).card["data"]
-    assert learned["rows"] + learned["rows_without_label"] == 200  # of rows that have neither label nothing is learned
+    assert learned["rows"] + learned["rows_without_label"] == 200  # rows that have neither label teach nothing
     for said in (f"{learned['rows']} texts of topic (3 classes), tone (2 classes)", *(
         f"{what}: {name} {share:.2%} (95% interval "
         for name in WORDS

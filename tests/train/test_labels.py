@@ -1,5 +1,5 @@
 """A label is the same for every command and format: whichever tool wrote the column, a model can be evaluated on its
-own rows, and no number is taken for another class.
+own rows, and no number stands for another class.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def accuracy(model: Model, source: Any, **options: Any) -> float:
 
 
 def pandas_with_a_missing_value(folder: Path) -> Path:
-    """pandas makes floats of integers where one is missing; the row without a label is left out afterwards."""
+    """pandas turns integers into floats if one is missing. The test leaves out the row without a label afterwards."""
     frame = pd.DataFrame({"text": [*TEXTS, "nothing"], "label": [*map(int, SECOND), None]})
     frame.dropna().to_csv(folder / "float.csv", index=False)
     return folder / "float.csv"
@@ -129,7 +129,7 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def models(sources: dict[str, Any]) -> dict[str, Model]:
-    """Models that were trained on some of them."""
+    """Models trained on some of these sources."""
     ways = (pandas_with_a_missing_value, polars_booleans, parquet_booleans, json_floats)
     return {way.__name__: trained(sources[way.__name__]) for way in ways}
 
@@ -142,7 +142,7 @@ def test_every_spelling_of_a_value_is_the_same_label(sources: dict[str, Any], mo
 
 
 def test_one_column_may_hold_several_spellings_of_a_value(sources: dict[str, Any], tmp_path: Path) -> None:
-    """One file of a folder has a missing value, so pandas writes 1.0 there, and 1 in the others."""
+    """A folder has a file with a missing value, for which pandas writes 1.0, and files in which it writes 1."""
     for number, way in enumerate(("pandas_integers", "pandas_with_a_missing_value")):
         (tmp_path / f"{number}.csv").write_bytes(sources[way].read_bytes())
     assert trained(tmp_path).classes in {("0.0", "1.0"), ("0", "1")}
@@ -159,7 +159,7 @@ CLASSES = ("Business", "Sci/Tech", "Sports", "World")
 
 @pytest.fixture(scope="module")
 def named() -> Model:
-    """A model of four classes, whose texts are their names."""
+    """A model of four classes, whose texts are the names of the classes."""
     names = [CLASSES[i % 4] for i in range(80)]
     return trained(pa.table({"text": [f"about {name} again" for name in names], "label": names}))
 
@@ -181,7 +181,7 @@ def test_class_numbers_count_from_where_they_begin(
     assert f"labels are class numbers: {first} is Business, {first + 3} is World" in str(report)
 
 
-# Four classes: numbers that fit both ways, and numbers that fit neither way.
+# Four classes: numbers that fit both ways of counting, and numbers that fit neither.
 @pytest.mark.parametrize("numbers", [[1, 2, 3], [0, 1, 2, 3, 4]])
 def test_class_numbers_that_may_count_from_zero_or_one_are_refused(named: Model, numbers: list[int]) -> None:
     rows = pa.table({"text": ["a"] * len(numbers) * 50, "label": numbers * 50})
@@ -211,7 +211,7 @@ def test_the_first_number_that_is_asked_for_counts_before_the_default_names_of_t
 
 
 def test_a_resumed_job_counts_classes_as_it_began(named: Model, client: Client, tmp_path: Path) -> None:
-    """A new file that alone would say otherwise changes nothing."""
+    """A new file that alone would suggest another way of counting changes nothing."""
     folder, out = tmp_path / "in", tmp_path / "out"
     folder.mkdir()
     pq.write_table(numbered([0, 1, 2, 3] * 5, 0), folder / "a.parquet")
@@ -223,7 +223,7 @@ def test_a_resumed_job_counts_classes_as_it_began(named: Model, client: Client, 
 
 
 def with_class_label(kind: str, folder: Path) -> Any:
-    """Numbers from 0, with the names in the file itself, as Hugging Face's datasets writes them."""
+    """Return numbers from 0 with their names in the file itself, as Hugging Face's datasets writes them."""
     names = ["World", "Sports", "Business", "Sci/Tech"]
     feature = {"names": names, "_type": "ClassLabel"}
     about = {"info": {"features": {"label": feature, "text": {"dtype": "string", "_type": "Value"}}}}
@@ -240,14 +240,15 @@ def with_class_label(kind: str, folder: Path) -> Any:
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["parquet", "arrow", "memory"])
 def test_names_in_the_file_win(client: Client, named: Model, tmp_path: Path, kind: str) -> None:
-    """The model's classes are in another order than the file's, and -1 stands for no label."""
+    """The model has its classes in another order than the file, and -1 stands for no label."""
     source = with_class_label(kind, tmp_path)
     result = evaluate(named, source, text_column="text", label_column="label", device="cpu")
     assert (result.confusion.accuracy, result.confusion.rows, result.confusion.without_truth) == (1.0, 32, 8)
     report = classify(source, model=named, client=client, text_column="text", label_column="label", keep_all=True)
     table = report.to_arrow()
     assert table.column("truth").to_pylist()[:5] == ["World", "Sports", "Business", "Sci/Tech", None]
-    assert table.column("label_source").to_pylist()[:5] == [0, 1, 2, 3, -1]  # a copy stays as it is in the file
+    # A copied column stays as it is in the file.
+    assert table.column("label_source").to_pylist()[:5] == [0, 1, 2, 3, -1]
     made = trained(source)
     assert made.classes == tuple(sorted(CLASSES))
     assert made.card["data"]["rows_without_label"] == 8
@@ -260,7 +261,7 @@ def test_names_in_the_file_are_the_classes_of_a_model(tmp_path: Path) -> None:
 
 
 def test_several_labels_a_row_are_read_alike(tmp_path: Path) -> None:
-    """Lists of numbers for which the file has the names, as lists of these names."""
+    """Lists of numbers that the file has names for are read as lists of these names."""
     pytest.importorskip("sklearn")
     feature = {"feature": {"names": ["sport", "money"], "_type": "ClassLabel"}, "_type": "List"}
     about = {"info": {"features": {"label": feature}}}
@@ -333,7 +334,7 @@ def test_numbers_that_are_no_class_numbers_are_not_guessed(numbers: Any) -> None
         first_class_number(map(str, numbers), CLASSES, "label")
 
 
-# Names of classes that read as numbers themselves.
+# Names of classes that look like numbers themselves.
 @pytest.mark.parametrize("classes", [("01", "03", "05"), ("1e5", "2e5", "3e5"), ("0.5", "1.5", "2.5")])
 def test_numbers_are_never_class_numbers_where_classes_are_codes(classes: tuple[str, ...]) -> None:
     """A tool that reads codes as numbers writes 1 for 01, and that is not the first class."""

@@ -36,7 +36,7 @@ from broadsheet.pipeline.model.charcnn import Model
 from broadsheet.pipeline.model.scores import assigned, best_thresholds
 from broadsheet.pipeline.train import Recipe, train
 
-__all__ = ["one_thread"]  # a fixture of every test here too
+__all__ = ["one_thread"]  # a fixture that every test here uses too
 
 TEXTS = [f"article {i} about {'sport ' * (i % 5)}{'money ' * (i % 3)}" for i in range(50)]
 THRESHOLDS = (0.4, 0.5, 0.55, 0.7)
@@ -58,7 +58,7 @@ def scores(several: Model) -> np.ndarray:
 
 @pytest.fixture(scope="module")
 def expected(several: Model, scores: np.ndarray) -> list[list[str]]:
-    """The labels of each text, the best first."""
+    """Return the labels of each text, the best first."""
     return [
         [several.classes[i] for i in np.argsort(-row, kind="stable") if row[i] >= np.float32(THRESHOLDS[i])]
         for row in scores
@@ -86,8 +86,8 @@ def test_thresholds_are_those_with_the_best_f1() -> None:
     for i in (0, 1):
         best = f1_score(truth[:, i], scores[:, i] >= np.float32(found[i]))
         assert best == max(f1_score(truth[:, i], scores[:, i] >= at) for at in np.unique(scores[:, i]))
-    assert found[2] == 0.5  # of a class that no row has
-    (lowest,) = best_thresholds(scores[:, :1], np.ones((300, 1), np.bool_))  # of one that all rows have
+    assert found[2] == 0.5  # for a class that no row has
+    (lowest,) = best_thresholds(scores[:, :1], np.ones((300, 1), np.bool_))  # for a class that all rows have
     assert 0 < lowest < scores[:, 0].min()
 
 
@@ -199,7 +199,7 @@ def test_what_several_labels_cannot_be_is_told(several: Model, small_model: Mode
 
 
 def labelled(count: int, seed: int = 0) -> pa.Table:
-    """Rows that begin with the letters of their labels, none, one or two."""
+    """Return rows that begin with the letters of their labels: none, one or two."""
     rng = random.Random(seed)
     topics = {"money": "x", "space": "z", "sport": "q"}
     chosen = [sorted(rng.sample([*topics], rng.choice([0, 1, 1, 2]))) for _ in range(count)]
@@ -228,7 +228,7 @@ def test_training_learns_sets_of_labels_and_thresholds() -> None:
 
 
 def joined_articles(ag_news: Path, count: int) -> pa.Table:
-    """Articles, every other one joined with the next, so that it has the topics of both."""
+    """Return articles, every other one joined with the next, so that it has the topics of both."""
     with (ag_news / "test.csv").open(newline="", encoding="utf-8") as file:
         rows = [(kind, f"{title} {text}") for kind, title, text in itertools.islice(csv.reader(file), count)]
     parts = [rows[i : i + 2] if i % 3 == 0 else rows[i : i + 1] for i in range(count) if i % 3 != 1]
@@ -242,7 +242,7 @@ def joined_articles(ag_news: Path, count: int) -> pa.Table:
 
 @pytest.mark.slow
 def test_n_grams_alone_learn_sets_of_labels_from_few_rows(ag_news: Path) -> None:
-    """Better than a TF-IDF model for each class, with the best of three strengths."""
+    """They do better than a TF-IDF model for each class with the best of three strengths."""
     rows = joined_articles(ag_news, 900)
     rows, test = rows.slice(0, 200), rows.slice(200)
     made = train(

@@ -1,4 +1,4 @@
-"""What is odd in labelled rows is counted and shown before anything is trained."""
+"""Odd labelled rows are counted and shown before a model is trained."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ HOW = {"device": "cpu", "ngrams": 1 << 12, "vectors": None, "length": 123}
 
 
 def rows(count: int = 60) -> list[tuple[str | None, str | None]]:
-    """Texts of two classes, no two of them alike."""
+    """Return texts of two classes, of which no two are alike."""
     return [
         (f"{'match goal team' if i % 2 else 'bank oil stock'} {i}", ("Money", "Sports")[i % 2]) for i in range(count)
     ]
@@ -167,7 +167,7 @@ def test_columns_and_numbers_without_values_are_left_out_too() -> None:
 
 
 def test_the_rows_that_were_held_out_are_found_among_odd_ones() -> None:
-    """`calibrate` leaves out what `train` left out, so that it takes the same rows."""
+    """`calibrate` leaves out the rows that `train` left out, so both take the same rows."""
     rng = np.random.default_rng(0)
     clean = [(f"{text} {i}", kind if rng.random() < 0.9 else "Money") for i, (text, kind) in enumerate(rows(600))]
     odd = table([*clean[:300], (None, "Money"), (" ", "Sports"), ("no label", None), *clean[300:]])

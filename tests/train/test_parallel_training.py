@@ -1,5 +1,5 @@
-"""Training in several processes, here and on workers of a cluster, and on GPUs: the losses and gradients of one process
-and of the plain network; one that is lost ends the run clearly.
+"""Training in several processes, here, on workers of a cluster, and on GPUs: losses and gradients equal those of one
+process and of the plain network, and a lost process ends the run with a clear message.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from broadsheet.pipeline.train.packed import PackedCNN, can_compute
 
 torch = pytest.importorskip("torch")
 
-__all__ = ["one_thread"]  # a fixture of every test here too
+__all__ = ["one_thread"]  # a fixture that every test here uses too
 
 RECIPE = replace(QUICK, epochs=3, learning_rate=2e-5)
 ROWS = articles(80)
@@ -56,7 +56,7 @@ def test_two_processes_share_each_batch_until_one_is_killed_and_one_alone_goes_o
         if isinstance(what, Epoch):
             told.append(what)
             for process in children_of(os.getpid(), "broadsheet.pipeline.train.process")[:1]:
-                with suppress(psutil.NoSuchProcess):  # lost by itself, as the other was
+                with suppress(psutil.NoSuchProcess):  # lost by itself, as the other process was
                     process.kill()
 
     with pytest.raises(BroadsheetError, match=r"process \d of 2 was ended by SIGKILL.* resume=True, also with"):
@@ -77,12 +77,12 @@ def test_the_workers_of_a_cluster_share_each_batch(client: Client, alone: list[f
     assert [epoch.loss for epoch in trained.history] == pytest.approx(alone, rel=1e-3)
 
 
-# Training on GPUs: gradients are those of the plain network, steps that are replayed as CUDA graphs have the losses
-# of steps that are not, and two GPUs those of one.
+# Training on GPUs: gradients are those of the plain network. Steps replayed as CUDA graphs have the losses of other
+# steps, and two GPUs those of one.
 
 
 GPU_RECIPE = replace(QUICK, epochs=8, learning_rate=1e-4)
-"""48 steps, of which the average of the weights begins at the twelfth."""
+"""A recipe of 48 steps, in which the average of the weights begins at the twelfth."""
 
 
 @pytest.mark.gpu
@@ -105,8 +105,8 @@ def test_gradients_are_those_of_the_plain_network(frame: Frame) -> None:
         for network in (plain, packed):
             torch.autograd.backward(torch.nn.functional.cross_entropy(network(ids), labels))
     for (name, ours), theirs in zip(packed.named_parameters(), plain.parameters(), strict=True):
-        # PyTorch's own, in fp32 on a CPU, are up to 0.004 from those in float64: where one value is rounded past
-        # another of its pool, a whole gradient goes to another row.
+        # PyTorch's own gradients, in fp32 on a CPU, differ by up to 0.004 from those in float64: where rounding makes
+        # another value the largest of its pool, a whole gradient goes to another row.
         assert (ours.grad - theirs.grad).norm() < 1e-2 * theirs.grad.norm(), name
 
 
@@ -135,7 +135,7 @@ def test_n_grams_are_fitted_to_the_minimum_that_a_cpu_finds(kind: str) -> None:
 
 @dataclass(frozen=True)
 class Counted(OneLabel):
-    """Notes each call, of which a graph that is replayed makes none."""
+    """Counts its calls. A graph that is replayed makes none."""
 
     calls: list[object] = field(default_factory=list)
 
@@ -145,8 +145,8 @@ class Counted(OneLabel):
 
 
 def trained(eager: int, weights: tuple[float, ...], device: str = "cuda") -> tuple[list[float], int]:
-    """The losses of a run of which so many steps are launched kernel by kernel, and how often it was told to compute
-    one.
+    """Run training with `eager` steps launched kernel by kernel. Return the losses, and how often a step was
+    computed.
     """
     table, classes = articles(240), sorted(TOPICS)
     text = Texts.of([each.encode() for each in table["text"].to_pylist()])
@@ -174,7 +174,7 @@ def test_replayed_steps_have_the_losses_of_those_that_are_not(balanced: bool) ->
     weights = (0.9, 1.0, 1.1) if balanced else ()
     replayed, calls = trained(EAGER_CALLS, weights)
     as_they_are, calls_of_all = trained(1000, weights)
-    assert calls < calls_of_all - 24  # of 48 steps, most are of a kind that was there before
+    assert calls < calls_of_all - 24  # of 48 steps, most repeat a kind of step
     assert replayed == pytest.approx(as_they_are, rel=LIKE)
     assert replayed[-1] < 0.95 * replayed[0]
 

@@ -1,4 +1,4 @@
-"""Models of numbers: what they learn, what every way of asking says of it, and what is refused."""
+"""Models of numbers: what they learn, how every command and format shows it, and what is refused."""
 
 from __future__ import annotations
 
@@ -33,7 +33,9 @@ NAMES = ("poor", "fair", "good", "fine", "best")
 
 
 def rows(count: int, seed: int = 0) -> pa.Table:
-    """Texts whose words are worth from -1 to 1; the exact number is their sum, the quality its step from 0 to 5."""
+    """Return texts whose words are worth from -1 to 1. Their sum is the exact number, and the quality is its step from
+    0 to 5.
+    """
     rng = np.random.default_rng(seed)
     chosen = rng.integers(0, len(WORDS), (count, 12))
     exact = np.linspace(-1, 1, len(WORDS))[chosen].sum(axis=1) + rng.normal(0, 0.2, count)
@@ -75,7 +77,7 @@ def test_a_quality_is_learnt_and_evaluated(quality: Path) -> None:
     assert better < card["compared with"]["median"]["root_mean_square_error"] / 2
     result = evaluate_numbers(model, rows(100, 1), label_column="quality", device="cpu")
     assert result.figures.spearman > 0.9
-    for name, value in result.figures.about().items():  # of the training's own prediction, in double precision
+    for name, value in result.figures.about().items():  # from the training's own prediction, in double precision
         assert card["test"][name] == pytest.approx(value, abs=2e-3), name
     with pytest.raises(UsageError, match="evaluate_numbers"):
         evaluate(model, rows(10), label_column="quality")
@@ -89,18 +91,18 @@ def test_numbers_stay_between_the_first_level_and_the_last() -> None:
 
 
 def test_the_number_is_linear_and_its_label_the_nearest_level(quality: Path) -> None:
-    """Against the weights themselves: all levels' logits lie on the lines of one number."""
+    """The weights themselves show this: the logits of all levels are linear in one number."""
     model = load_model(quality)
     texts = [*rows(60, 2)["text"].to_pylist(), "", "unheard of", " ".join([WORDS[-1]] * 40), " ".join([WORDS[0]] * 40)]
     engine = open_engine(model, device="cpu")
     found = engine.classify(Texts.of([text.encode() for text in texts]), all_scores=True)
     numbers = found.scores[:, 0]
     np.testing.assert_array_equal(found.labels[:, 0], np.rint(numbers))
-    assert (numbers.min(), numbers.max()) == (0, 5)  # words of one kind alone would be beyond
+    assert (numbers.min(), numbers.max()) == (0, 5)  # words of one kind alone would exceed the range
     assert found.all_scores is not None
     np.testing.assert_allclose(found.all_scores.sum(axis=1), 1, rtol=1e-5)
     inner = (numbers > 0.5) & (numbers < 4.5)
-    expected = (found.all_scores * np.arange(6)).sum(axis=1)  # levels about a number have it as their mean
+    expected = (found.all_scores * np.arange(6)).sum(axis=1)  # the mean of the levels is the number
     np.testing.assert_allclose(expected[inner], numbers[inner], atol=0.05)
 
 
@@ -151,7 +153,7 @@ def test_labels_of_numbers_are_chosen_from_and_counted_by_label_alone(quality: P
     given = rows(300, 7)
     report = pipeline.classify(given, tmp_path / "out", model=quality, text_column="text", partition_by="label")
     found = pq.read_table(tmp_path / "out" / "parts").to_pandas()
-    assert report.models[0].scores is None  # of bins from 0 to 1
+    assert report.models[0].scores is None  # bins from 0 to 1
     assert dict(report.models[0].labels) == found["label"].astype(str).value_counts().to_dict()
     pipeline.select(tmp_path / "out", tmp_path / "best", top="10%")
     chosen = pq.read_table(tmp_path / "best" / "parts").to_pandas()

@@ -1,4 +1,4 @@
-"""Soft labels: by teachers or in columns, beside labels or in their place, of text that has no label too."""
+"""Soft labels: from teachers or columns, beside labels or instead of them, also for text without a label."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from broadsheet.pipeline.train.teachers import read_taught
 
 tokenizers = pytest.importorskip("tokenizers")
 
-__all__ = ["one_thread"]  # a fixture of every test here too
+__all__ = ["one_thread"]  # a fixture that every test here uses too
 
 CLASSES = tuple(sorted(TOPICS))
 TEXTS = ["a bank", "a comet", "a match", "a goal"]
@@ -67,7 +67,7 @@ def test_soft_labels_that_are_none_are_told() -> None:
 
 @pytest.mark.slow
 def test_a_student_learns_from_teachers_what_nobody_labelled() -> None:
-    """From random ones, whose answers have no other source."""
+    """The teachers are random, so their answers have no other source."""
     first, second = (replace(random_model(seed, WITH_SPACE, LENGTH, 3), classes=CLASSES) for seed in (1, 2))
     second = replace(second, classes=CLASSES[::-1])
     soft = SoftLabels(models=(first, second), unlabelled=pa.table({"text": TEXTS}), device="cpu", share=0.0)
@@ -84,7 +84,7 @@ def test_a_student_learns_from_teachers_what_nobody_labelled() -> None:
 
 
 def by_words(texts: list[str]) -> np.ndarray:
-    """A teacher whose classes are told by the topics' words; of a text without them it knows nothing."""
+    """Return a teacher's scores by the words of each topic. The teacher knows nothing about other texts."""
     hits = [[sum(word in text.split() for word in TOPICS[name].split()) for name in CLASSES] for text in texts]
     return np.array(hits, float) ** 2 + 1e-3
 
@@ -99,12 +99,12 @@ def taught_by(teacher: object, **options: object) -> Trained:
 
 @pytest.mark.slow
 def test_n_grams_alone_learn_from_a_function_what_nobody_labelled() -> None:
-    """On a CPU, where no network is trained: words that no labelled row has."""
+    """On a CPU, where no network is trained, they learn words that no labelled row has."""
     tested = articles(60, seed=2)
     trained = taught_by("test_soft_labels:by_words", test=tested, ngrams=1 << 16)
     assert trained.history == ()
     assert trained.model.card["test"]["accuracy"] > 0.98
-    assert trained.model.card["data"]["held_out_rows"] == 12  # of the labelled ones
+    assert trained.model.card["data"]["held_out_rows"] == 12  # 12 of the labelled rows
     assert trained.model.card["soft_labels"]["teacher_accuracy"] < 0.7 < trained.model.card["held_out_accuracy"]
     for wrong, message in (("test_soft_labels:none", "there is no teacher"), ("builtins:len", "gave an array")):
         with pytest.raises(UsageError, match=message):
@@ -118,7 +118,7 @@ def silent(texts: list[str]) -> list[list[float]]:
 
 
 def half_silent(texts: list[str]) -> np.ndarray:
-    """Of a text about orbits it knows nothing; of one about coaches, not all."""
+    """Return scores that lack all values for texts about orbits, and some values for texts about coaches."""
     scores = by_words(texts)
     scores[["orbit" in text for text in texts]] = np.nan
     scores[["coach" in text for text in texts], 1] = np.nan
@@ -154,7 +154,7 @@ WRONG = {
     ],
 )
 def test_a_teacher_that_says_nothing_is_refused(teacher: str | Model, message: str) -> None:
-    """The last one is ours, and overflows on every text."""
+    """The last teacher is a model of ours that overflows on every text."""
     if isinstance(teacher, Model):
         weights = {name: np.full_like(values, 3e38) for name, values in teacher.tensors.items()}
         teacher = replace(teacher, tensors=weights)
@@ -190,7 +190,7 @@ def test_rows_that_a_teacher_leaves_out_are_those_of_other_teachers_or_not_train
     left_out = f"{silent_of.sum()} rows have no label, and no probabilities of a teacher: they are left out"
     assert left_out in [getattr(note, "text", "") for note in notes]
     assert trained.model.card["held_out_agreement"] == 1
-    assert "held_out_accuracy" not in trained.model.card  # nobody has said what is right
+    assert "held_out_accuracy" not in trained.model.card  # no row says what is right
     assert "agree" in trained.model.card["score of 0.9 or more"]
     assert any(getattr(note, "text", "").startswith("n-grams agree with the teacher on 100.00%") for note in notes)
     assert trained.model.card["data"]["held_out_rows"] < 18
@@ -198,7 +198,9 @@ def test_rows_that_a_teacher_leaves_out_are_those_of_other_teachers_or_not_train
 
 @pytest.mark.slow
 def test_a_sentence_encoder_learns_from_the_labels_and_teaches(tmp_path: Path) -> None:
-    """Of sentence-transformers, from a folder; what it says of a labelled row, it was not told."""
+    """The encoder is a folder of sentence-transformers. It does not see the labels of the rows that it is
+    asked about.
+    """
     transformers = pytest.importorskip("sentence_transformers")
     modules = pytest.importorskip("sentence_transformers.models")
     words = sorted({word for topic in TOPICS.values() for word in topic.split()})
@@ -233,4 +235,4 @@ def test_what_a_teacher_is_unsure_of_counts_less() -> None:
     assert taught.sure() == pytest.approx(
         [1, 0.4881, 1, 0.4881], abs=1e-4
     )  # labelled, three quarters, labelled, the same
-    assert taught.right(np.arange(4)) == 1.0  # of the one row that has both
+    assert taught.right(np.arange(4)) == 1.0  # judged on the only row that has both

@@ -1,4 +1,4 @@
-"""What rows with a wrong label are found by, beside the model: the labels of the texts that are most like them."""
+"""Rows with a wrong label are found by the model, and by the labels of the most similar texts."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_a_row_has_the_classes_of_the_texts_that_are_most_like_it() -> None:
 
 
 def test_a_row_is_no_neighbour_of_itself_and_neither_is_a_copy() -> None:
-    """Five copies of one text, all with the wrong label, do not speak for each other."""
+    """Five copies of one text that all have the wrong label do not support each other."""
     data = articles(["cat dog owl"] * 5 + [*ANIMALS * 5, *PLANTS * 5], ["plant"] * 5 + ["animal"] * 20 + ["plant"] * 20)
     every = np.arange(45)
     assert (shares(data, every, every)[:5].argmax(axis=1) == data.classes.index("animal")).all()

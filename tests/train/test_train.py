@@ -1,4 +1,4 @@
-"""Training: it learns, it continues where it stopped to the same bits, and it says what is wrong with the labels."""
+"""Training: it learns, resumes where it stopped with the same bits, and reports what is wrong with the labels."""
 
 from __future__ import annotations
 
@@ -71,8 +71,8 @@ def test_a_few_hundred_rows_are_learnt() -> None:
 
 @pytest.mark.slow
 def test_small_batches_of_few_rows_do_not_leave_the_network_blind() -> None:
-    """At the recipe's rate, by which every article once got the same answer: without regularisation the loss of two
-    classes stayed at 0.693 for good.
+    """The learning rate is the recipe's. Without regularisation, every article once got the same answer, and the loss
+    of two classes stayed at 0.693 for good.
     """
     rng = random.Random(0)
     words = ["".join(rng.choices("abcdefghijklmnopqrstuvwxyz", k=5)) for _ in range(300)]
@@ -85,13 +85,13 @@ def test_small_batches_of_few_rows_do_not_leave_the_network_blind() -> None:
 
 @pytest.mark.slow
 def test_scores_are_calibrated_on_the_rows_held_out() -> None:
-    rows = pa.concat_tables([articles(180), articles(60)])  # 60 texts twice
+    rows = pa.concat_tables([articles(180), articles(60)])  # 60 texts occur twice
     rng = random.Random(2)
     kinds = [rng.choice(list(TOPICS)) if rng.random() < 0.3 else kind for kind in rows.column("kind").to_pylist()]
     noisy = rows.set_column(1, "kind", pa.array(kinds))
     model = quick_train(noisy, replace(QUICK, batch_size=16, weight_decay=0.0), hold_out_share=0.5).model
     assert model.card["temperature fitted on"]["rows"] == model.card["data"]["held_out_rows"]
-    again = calibrate(model, noisy, label_column="kind", held_out=0.5)  # which finds the same rows
+    again = calibrate(model, noisy, label_column="kind", held_out=0.5)  # finds the same rows
     assert model.temperature == pytest.approx(again.temperature, rel=1e-3)
     assert model.temperature != 1
 
@@ -106,7 +106,7 @@ SIXTY = articles(60)
 
 @pytest.fixture(scope="module")
 def whole() -> Trained:
-    """A run that nothing ends before its end."""
+    """A run that is not interrupted."""
     torch.set_num_threads(1)
     return quick_train(SIXTY, SHORT, dtype="float32")
 
@@ -133,7 +133,7 @@ def test_a_resumed_run_ends_with_the_same_bits(whole: Trained, tmp_path: Path) -
 def test_an_interrupted_run_leaves_a_checkpoint_and_ends_with_the_same_bits(
     whole: Trained, tmp_path: Path, at: int
 ) -> None:
-    """Within an epoch of three steps, and between two."""
+    """The interruption comes within an epoch of three steps, or between two epochs."""
     options = {"checkpoint": tmp_path / "run.checkpoint", "dtype": "float32"}
     steps = itertools.count(1)
 
@@ -333,7 +333,9 @@ def test_the_network_is_the_reference(small_model: Model) -> None:
 @pytest.mark.parametrize("frame", ["text", "dense"])
 @pytest.mark.parametrize("length", [LENGTH, 131, 200])
 def test_the_packed_network_is_the_plain_one(frame: Frame, length: int) -> None:
-    """Logits and every gradient, in float64; of texts of all kinds of lengths, beside rows that no text needs."""
+    """Logits and every gradient are equal in float64, for texts of all kinds of lengths, beside rows that no text
+    needs.
+    """
     layers = layer_table(30, length, 4)
     generator = torch.Generator().manual_seed(1)
     ids = torch.randint(0, 31, (9, length), dtype=torch.uint8, generator=generator)
@@ -413,7 +415,7 @@ def test_the_training_curve(tmp_path: Path) -> None:
     figure.draw_without_rendering()
     (legend,) = figure.legends
     for axes in figure.axes:
-        assert not legend.get_window_extent().overlaps(axes.get_window_extent())  # in which all curves are
+        assert not legend.get_window_extent().overlaps(axes.get_window_extent())  # the axes contain all curves
     for accuracy in (0.5, float("nan")):
         plot_curve([Epoch(n, 1 / n, accuracy) for n in range(1, 4)], tmp_path / "curve.png")
         assert (tmp_path / "curve.png").read_bytes().startswith(b"\x89PNG")

@@ -1,4 +1,4 @@
-"""Word vectors: folded into the n-grams, also of words that no row has, and left out where they say nothing."""
+"""Word vectors: folded into the n-grams, also for words that no row has, and left out where they do not help."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ TOPICS = ("money", "space", "sport")
 
 
 def word(number: int) -> str:
-    """Each of its letters is random: words of one topic share nothing but their vectors."""
+    """Return a word of random letters: words of one topic share nothing but their vectors."""
     return "".join(random.Random(number).choices("abcdefghijklmnopqrstuvwxyz", k=7))
 
 
-WORDS = [word(number) for number in range(300)]  # those of each topic, in turn
+WORDS = [word(number) for number in range(300)]  # words of the topics alternate
 
 
 def rows(count: int, words: list[str], seed: int = 0) -> pa.Table:
@@ -64,13 +64,13 @@ def labels_of(table: pa.Table) -> np.ndarray:
 
 @pytest.fixture(autouse=True)
 def wordllama(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Found here, where it is hidden from other tests."""
+    """Make the package visible, which other tests hide."""
     monkeypatch.delitem(sys.modules, "wordllama", raising=False)
 
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """The same vectors in every form that is read."""
+    """The same vectors in every supported format."""
     folder = tmp_path_factory.mktemp("vectors")
     numbers = [" ".join(map(str, vector)) for vector in vectors().tolist()]
     lines = [f"{word} {values}\n" for word, values in zip(WORDS, numbers, strict=True)]
@@ -81,7 +81,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     (folder / "beside.txt").write_text("\n".join(WORDS))
     static = folder / "model2vec"
     static.mkdir()
-    tokens = ["[UNK]", *(word.capitalize() for word in WORDS)]  # spelled otherwise than in the texts
+    tokens = ["[UNK]", *(word.capitalize() for word in WORDS)]  # spelled differently from the texts
     splitter = tokenizers.Tokenizer(
         tokenizers.models.WordLevel({token: at for at, token in enumerate(tokens)}, "[UNK]")
     )
@@ -103,7 +103,7 @@ def accuracy(trained: Trained, table: pa.Table) -> float:
 
 @pytest.mark.slow
 def test_words_that_no_row_has_are_known(files: dict[str, Path]) -> None:
-    """Trained on some words of each topic, tested on others: without vectors that is guessing."""
+    """The model is trained on some words of each topic and tested on others, which is guessing without vectors."""
     seen, others = rows(80, WORDS[:150]), rows(200, WORDS[150:], seed=1)
     assert accuracy(few(seen, vectors=None), others) < 0.5
     told: list[object] = []
@@ -124,8 +124,9 @@ def test_vectors_of_every_form_are_the_same(files: dict[str, Path]) -> None:
 
 
 def test_the_folded_weights_are_those_of_the_mean_vector(files: dict[str, Path]) -> None:
-    """What the table's rows add up to is what the fit saw: features, and the mean of the words' vectors. (n-grams of
-    characters that share a bucket with a word would add to it.)
+    """The sum over the table's rows is what the fit saw: features, and the mean of the words' vectors.
+
+    (n-grams of characters that share a bucket with a word would add to it.)
     """
     table = rows(60, WORDS)
     text, labels = buffers(table["text"].to_pylist()), labels_of(table)
@@ -141,7 +142,7 @@ def test_the_folded_weights_are_those_of_the_mean_vector(files: dict[str, Path])
 
 @pytest.mark.slow
 def test_vectors_that_say_nothing_are_left_out(files: dict[str, Path], tmp_path: Path) -> None:
-    """Random ones: the model is that without them, to the bit."""
+    """The vectors are random, and the model equals the one without them to the bit."""
     numbers = np.random.default_rng(1).normal(size=(len(WORDS), 20))
     lines = [f"{word} {' '.join(map(str, values))}\n" for word, values in zip(WORDS, numbers.tolist(), strict=True)]
     (tmp_path / "random.txt").write_text("".join(lines))
@@ -176,7 +177,8 @@ def test_vectors_of_fasttext_are_those_of_the_original(tmp_path: Path, subwords:
     assert {"paris", *WORDS[:50]} <= {*found.words}
     for ours, theirs in (("paris", "Paris"), *((word, word) for word in found.words if word != "paris")):
         at = found.words.index(ours)
-        mine, its = found.vectors[at], made.get_word_vector(theirs)  # of length one, in this edition of fastText
+        # This edition of fastText gives vectors of length one.
+        mine, its = found.vectors[at], made.get_word_vector(theirs)
         np.testing.assert_allclose(mine / np.linalg.norm(mine), its / np.linalg.norm(its), atol=1e-5)
         rows = made.get_input_matrix()[made.get_subwords(theirs)[1]]
         np.testing.assert_allclose(mine, rows.mean(axis=0), atol=1e-6)
@@ -205,11 +207,11 @@ def test_the_package_is_taken_where_it_is_installed_and_rows_are_few() -> None:
     assert chosen_vectors(AUTO, 10_000) == ["wordllama"]
     assert chosen_vectors(AUTO, 10_001) == []
     assert chosen_vectors(None, 10) == []
-    assert chosen_vectors(Path("wordllama"), 10_001) == ["wordllama"]  # as the command has it
+    assert chosen_vectors(Path("wordllama"), 10_001) == ["wordllama"]  # the default of the command
     found = read_vectors(["wordllama"], buffers(["Iraq and microsoft"]))
     assert found.words[:3] == ["iraq", "and", "microsoft"]
     assert found.about["name"].startswith("wordllama ")
-    assert len(found.words) > 10_000  # and those of its own
+    assert len(found.words) > 10_000  # the table's words and the rows' own
     iraq, football = (found.vectors[found.words.index(word)] for word in ("iraq", "football"))
     kuwait = found.vectors[found.words.index("war")]
     assert iraq @ kuwait / np.linalg.norm(kuwait) > iraq @ football / np.linalg.norm(football)
@@ -224,7 +226,7 @@ def encoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_an_encoder_gives_each_token_its_own_vector(
     encoder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Tokens are as far apart as sentence-transformers has them, and other words are the means of their tokens."""
+    """Distances between tokens are those of sentence-transformers. Other words are the means of their tokens."""
     monkeypatch.setenv("BROADSHEET_CACHE_DIR", str(tmp_path))
     told: list[object] = []
     found = read_vectors([str(encoder)], buffers(["ferry harbour late the covid harbouring"]), "cpu", told.append)
@@ -242,7 +244,7 @@ def test_an_encoder_gives_each_token_its_own_vector(
 
 
 def test_an_encoder_is_distilled_once(encoder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The cache is read until the encoder changes, or another version of it lies in the same folder."""
+    """The cache is read until the encoder changes, or another version of it is in the same folder."""
     monkeypatch.setenv("BROADSHEET_CACHE_DIR", str(tmp_path / "cache"))
     folder = tmp_path / "encoder"
     shutil.copytree(encoder, folder)
@@ -274,7 +276,7 @@ def test_a_cache_that_cannot_be_written_is_told_with_the_remedy(
 
 
 def test_several_tables_stand_side_by_side(files: dict[str, Path], tmp_path: Path) -> None:
-    """Each counts the same, however large its numbers; a word that one lacks has zeros there."""
+    """Each table counts the same, however large its numbers. A word that a table lacks has zeros there."""
     lines = [f"{WORDS[0]} 1000 0\n", f"{WORDS[1]} 0 3000\n", "other 500 500\n"]
     (tmp_path / "with,comma.txt").write_text("".join(lines))
     (tmp_path / "small.txt").write_text("".join(lines))

@@ -1,6 +1,6 @@
-"""In place of CuPy where there is no GPU: arrays of NumPy, in as far as the reading of records needs them.
+"""Stands in for CuPy where there is no GPU: NumPy arrays with as much of CuPy as the reading of records needs.
 
-Memory that nobody has written holds bytes that are no valid value of anything, so that whoever reads it is noticed.
+Memory that no code has written holds bytes that are invalid for every type, so that tests notice who reads it.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ int cuEventElapsedTime(float* milliseconds, void* first, void* last) { return 0;
 int cuGraphLaunch(void* graph, void* stream) { return 1; }
 int cuLaunchKernel(void* kernel) { return 1; }
 """
-"""In place of CUDA's driver, which `kernels/driver_calls.py` calls without CuPy."""
+"""Stands in for CUDA's driver, which `kernels/driver_calls.py` calls without CuPy."""
 
 
 def _load_driver() -> None:
-    """Load the driver, so that whoever asks for it by its name finds this one."""
+    """Load the stand-in for the driver, so that code that loads it by name finds this one."""
     with tempfile.TemporaryDirectory() as folder:
         source, library = Path(folder, "driver.c"), Path(folder, "libcuda.so.1")
         source.write_text(_DRIVER)
@@ -43,7 +43,7 @@ _load_driver()
 
 
 class ndarray(np.ndarray):  # noqa: N801, the name is CuPy's
-    """An array in the memory of the device that is played."""
+    """An array in the memory of the imitated device."""
 
     @property
     def data(self) -> _Memory:
@@ -55,7 +55,7 @@ class ndarray(np.ndarray):  # noqa: N801, the name is CuPy's
 
 
 class _Memory:
-    """Where an array is."""
+    """The address of an array."""
 
     def __init__(self, ptr: int) -> None:
         self.ptr = ptr
