@@ -25,9 +25,6 @@ _NO_WORKERS_TIMEOUT = "distributed.scheduler.no-workers-timeout"
 
 _METHOD = "distributed.worker.multiprocessing-method"
 
-GPU_EXECUTOR = "gpu"
-"""The executor of a worker that runs its engines."""
-
 _STAYS = "What is committed stays"
 _CONTINUE = f"{_STAYS}: start it again, then continue with --resume"
 NO_SCHEDULER = f"the connection to the scheduler {{}} is lost. {_CONTINUE}"
