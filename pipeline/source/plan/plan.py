@@ -43,7 +43,7 @@ UnreadFile = tuple[str, int | None]
 
 
 class Start(NamedTuple):
-    """Where the first record of a range is.
+    """The place of the first record of a range in its file.
 
     Attributes
     ----------

@@ -159,8 +159,8 @@ class Selection:
 
     @property
     def most_held(self) -> int:
-        """The largest number of bytes that count for a record. Of a long record it is what the model reads, with one
-        byte per character.
+        """The largest number of bytes that count for a record. A long record counts only the bytes that the model
+        reads, with one byte per character.
 
         It is known before a record is parsed. If columns are kept, they may be the long ones, so the whole record
         counts. It also does if the whole text is read. A text with characters of four bytes takes up to four times as
