@@ -45,7 +45,9 @@ _OURS = {"file", "row", "truth", "n_chars", "reason"}
 """The names of columns that the output may have beside the kept ones."""
 
 _OF_MODEL = ("label", "score", "labels", "scores", "top_labels", "top_scores", "truncated", "unknown_chars")
-"""The names of the columns that each model may have in the output, beside `score_` with the name of a class."""
+"""The names of the columns that each model may have in the output, beside `score_` with the name of a class.
+`output/model_columns.py` defines these columns.
+"""
 
 QUARANTINE_SCHEMA = pa.schema(
     [
