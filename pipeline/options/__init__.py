@@ -171,7 +171,7 @@ class OptionKeywords(LabelKeywords, ReadKeywords, total=False):
         more='"attributes": below `root` as the input; "jsonl" are Dolma\'s attributes, "npy" an array of all scores.')]
     partition_by: Annotated[NAMES, _output("Write a folder for each label, or each value of a kept column.",
         (), "NAME", recorded=True, more='"label", the name of a column that is copied, or several. Folders are named '
-        "as Hive names them, ``label=Sports``; of several models, for each label of the first.")]
+        "as Hive names them, ``label=Sports``. With several models, the labels are those of the first.")]
     part_rows: Annotated[int | None, _output("Join small parts once all is labelled, so that each has about N rows.",
         None, "N", least=1, more="With `partition_by`, each part in its folder. This is what `compact` does, also to "
         "parts that are there before an update.")]
