@@ -8,13 +8,11 @@ from __future__ import annotations
 
 import os
 import time
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext
+from threading import Semaphore
 
 from distributed import Worker
 
 from benchmarks.stand_in import StandIn
-from broadsheet.cluster.settings import GPU_EXECUTOR
 from broadsheet.pipeline.engine.base import ALONE, Predictions
 from broadsheet.pipeline.labelling.engines import ENGINES
 from broadsheet.pipeline.telemetry.spans import span
@@ -49,6 +47,5 @@ def settle(seconds: float) -> None:
 
 def dask_setup(worker: Worker) -> None:
     """Replace the engines. Dask calls this function when the worker starts."""
-    worker.executors[GPU_EXECUTOR] = ThreadPoolExecutor(int(os.environ[SLOTS]), "broadsheet-gpu")
-    ENGINES.computing = nullcontext()  # in a real worker, one engine computes at a time; here all sleep at once
+    ENGINES.computing = Semaphore(int(os.environ[SLOTS]))  # in a real worker one engine computes at a time
     ENGINES.open_engine = Sleeper

@@ -1,4 +1,4 @@
-"""The plugin that a job installs on every worker: the `gpu` executor, and an engine for each of its models."""
+"""The plugin that a job installs on every worker: an engine for each of its models."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import logging
 import sys
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from weakref import WeakValueDictionary
 
@@ -24,14 +23,12 @@ from ..pipeline.processes.threads import SWITCH_SECONDS, available_cores, share_
 from .clock import ClockPlugin
 from .heartbeat import METRIC, QuietEnd, worker_metrics
 from .metrics import tell_scheduler, tell_worker
-from .settings import GPU_EXECUTOR, THREADS_PER_WORKER, await_workers, no_workers_seconds
+from .settings import THREADS_PER_WORKER, await_workers, no_workers_seconds
 from .workers import memory_limits, register
 
 NAME = "broadsheet-engine"
 
 _NO_WORKERS = "the cluster has no workers: start some, and call again"
-_BEGUN = {False: 1, True: 2}
-"""The threads of the `gpu` executor. On a GPU the next chunk begins before the last labels of the one before arrive."""
 
 _HERE: WeakValueDictionary[str, Model] = WeakValueDictionary()
 """The models of jobs whose worker is in this process, by key."""
@@ -40,7 +37,7 @@ _log = logging.getLogger("distributed.worker.broadsheet")  # with this name, Das
 
 
 class EnginePlugin(WorkerPlugin):
-    """Adds the `gpu` executor and an engine of the model to every worker, also to workers that join later.
+    """Adds an engine of the model to every worker, also to workers that join later.
 
     The plugin carries the model's bytes, so that a worker needs no file. For workers on this machine it carries the
     name of a file instead, which all of them map. There is one plugin for each model; their engines live side by side
@@ -89,8 +86,6 @@ class EnginePlugin(WorkerPlugin):
         unset_safe_path()
         QuietEnd().setup(worker)
         is_cuda = expected_device(self._device) == "cuda"
-        if GPU_EXECUTOR not in worker.executors:
-            worker.executors[GPU_EXECUTOR] = ThreadPoolExecutor(_BEGUN[is_cuda], "broadsheet-gpu")
         worker.metrics = {**worker.metrics, METRIC: worker_metrics}  # a heartbeat may be iterating over the old dict
         threads = max(1, available_cores() // self._share)
         if is_cuda and self._read_in_processes is not None:

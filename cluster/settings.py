@@ -25,9 +25,6 @@ _NO_WORKERS_TIMEOUT = "distributed.scheduler.no-workers-timeout"
 
 _METHOD = "distributed.worker.multiprocessing-method"
 
-GPU_EXECUTOR = "gpu"
-"""The executor of a worker that runs its engines."""
-
 _STAYS = "What is committed stays"
 _CONTINUE = f"{_STAYS}: start it again, then continue with --resume"
 NO_SCHEDULER = f"the connection to the scheduler {{}} is lost. {_CONTINUE}"
@@ -38,13 +35,14 @@ _TOKEN = new_token()
 """The token of all schedulers of this process, whose clients make the link from the settings of the process."""
 
 SETTINGS: Mapping[str, Any] = {
-    "distributed.scheduler.work-stealing": False,  # a chunk stays on the worker that read it
+    "distributed.scheduler.work-stealing": False,  # a range stays with the worker to which the scheduler has given it
     "distributed.scheduler.worker-saturation": 1.1,
-    # When a node loses power or its network, its chunks wait this long before other workers run them again. A healthy
+    # When a node loses power or its network, its ranges wait this long before other workers run them again. A healthy
     # worker sends a heartbeat every few seconds, and neither a slow file system nor the GIL delays one by two minutes.
     # (Dask's default is five.)
     "distributed.scheduler.worker-ttl": "120s",
-    # A chunk that is lost with its worker comes back to the job. The job tries it again, and alone after a second loss.
+    # A range that is lost with its worker comes back to the job, which submits it again. After a second loss, the range
+    # runs alone.
     "distributed.scheduler.allowed-failures": 0,
     # A worker on this machine is replaced even if it is killed again and again, or starts slowly. (Dask gives it up if
     # it is not there 15 s after it was lost, even if it has been lost again since.)

@@ -36,8 +36,8 @@ def register(
 
     Parameters
     ----------
-    The connection that gets the functions.
-        Where the functions are to be known.
+    connection : duckdb.DuckDBPyConnection
+        The connection that gets the functions.
     model : str, Path or Model
         The name of a shipped model, a model file, or a loaded `Model`.
     name : str

@@ -125,7 +125,7 @@ def command(
     if inputs:
         source, models = pipe.source_of(inputs, stdin_format), model or ["ag-news"]
     elif place is None or not (options.get("resume") or options.get("update")):
-        raise UsageError("give INPUT …; only a job that goes on has its own: --resume -o OUT/")
+        raise UsageError("give INPUT …, which may be left out only with --resume or --update and -o OUT/")
     else:
         source, models, taken = taken_up(place)
         models, options = model or models, taken | options

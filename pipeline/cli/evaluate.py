@@ -90,7 +90,7 @@ def command(
         return
     if loaded.levels is not None:
         if plot or reliability or label_separator or abstain is not None or precision_target is not None:
-            raise UsageError(f"{model} gives a text a number: of the options of labels, evaluate takes none")
+            raise UsageError(f"{model} gives a text a number: evaluate takes no option about labels for it")
         _draw_recalls(_evaluate_numbers(loaded.asking(network), data, as_json, options), selection, asked)
         return
 

@@ -3,8 +3,8 @@
 In the dense frame, `reference` computes the network. In int8, `quantised` computes all rows of either frame. In the
 text frame, only the rows that the texts reach are computed:
 
-An article of n characters reaches n rows of block 1, a third of them after its pool, a ninth after the pool of block 2,
-and that many rows of each later block. All later rows in the output of a block are the same row for every article: the
+An article of n characters reaches n rows of block 1 and n/3 rows after its pool. It reaches n/9 rows after the pool of
+block 2, and n/9 rows of each later block. All later rows in the output of a block are the same for every article: the
 product of the constant row of its input, which is zero after block 1. It is computed once. Layer norms still compute
 their statistics over all rows, and the linear layers read all rows of block 6. As in `reference`, which is the
 specification, a block reads `Rows`: for each article as many rows as its convolution needs, the last of them constant.

@@ -186,7 +186,7 @@ def calibrate(
     plain = replace(loaded, temperature=1.0, by_class=None)
     if by_class and loaded.heads is not None:
         raise UsageError(f"{loaded.name} has heads, whose scores cannot be calibrated by class")
-    reads = plain.reads if held_out is None else MOST_READ  # `train` reads so much, and holds out by text
+    reads = plain.reads if held_out is None else MOST_READ  # the limit in `train`, which holds out by text
     wanted: dict[str, Any] = {"truth": label_column, "classes": plain.classes, "reads": reads}
     given, selection = chosen_input(source, text_column, options, plain.alphabet, plain.length, **wanted)
     selection = with_class_numbers(given, selection)

@@ -27,8 +27,7 @@ def read_alone(
     """Read some records of a block. Their rows are numbered from 0.
 
     Return None if the host takes one of them for several, such as a record of CSV in which a quote was left open. Then
-    the
-    host must read the whole block.
+    the host must read the whole block.
 
     Parameters
     ----------

@@ -128,7 +128,7 @@ class _File:
     ----------
     file : InputFile
         The file, as it was listed.
-    begun : FileBegun
+    begin_message : FileBegun
         What the process that reads the file has found.
     messages : generator
         The messages that `Readers.read_raw` yields next.

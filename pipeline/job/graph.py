@@ -43,13 +43,13 @@ _SUSPECT_LOSSES = 2
 _MOST_CANCELLED = 3
 _SECONDS_BETWEEN_COUNTS, _SECONDS_BETWEEN_LOOKS = 1.0, 0.1
 _SUBMIT_SECONDS = 0.05
-"""The client plans and reads ranges for so long, then submits them and looks at results."""
+"""Seconds for which the client collects ranges before it submits them and looks at results."""
 
 _LEAST_WINDOW = 16
 _LOADED_PER_WORKER = 8  # ranges whose rows are with the client: an engine computes one at a time
 _LOST_FIRST = 5
 _CLOCK_SECONDS = 60.0
-"""A job ends if the clock was set back by more than this, and nothing has progressed for as long."""
+"""A job ends if the clock was set back by more than this many seconds, and nothing has progressed for the same time."""
 
 
 def classify_chunks(

@@ -1,4 +1,4 @@
-"""Where the ranges of a file that is read in parts begin, as far as the ranges before them say."""
+"""Works out where the ranges of a file that is read in parts begin, from what the ranges before them report."""
 
 from __future__ import annotations
 

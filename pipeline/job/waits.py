@@ -11,7 +11,7 @@ from ..storage.requests import under_way
 
 _LOOK_SECONDS = 0.5
 _FIRST_SECONDS = 3.0
-"""A request that takes longer gets a message. The next message comes after twice as long, and so on."""
+"""A request that takes longer gets a message. The next message comes after twice that time, and so on."""
 
 
 @contextmanager

@@ -27,13 +27,15 @@ _QUIET_SECONDS = 1.0
 """A job that is shorter and loses no worker does not ask the scheduler for events: a message takes up to 10 ms."""
 
 _ANSWER_SECONDS = 10.0
-"""A scheduler that does not answer for so long counts as stuck."""
+"""The number of seconds without an answer after which the scheduler counts as stuck."""
 
 _SILENT_SECONDS = 10.0
-"""A worker without a heartbeat for so long is named. Workers send one every half second to five seconds."""
+"""The number of seconds without a heartbeat after which the watchdog warns of a worker. Workers send a heartbeat every
+half second to five seconds.
+"""
 
 _LOOK_SECONDS = 4.0
-"""Without progress for so long, the watchdog looks for the cause, and looks again after the same time."""
+"""The number of seconds without progress after which the watchdog looks for the cause, and the time between looks."""
 
 _HELPERS = {name: f"multiprocessing's {name.replace('_', ' ')}" for name in ("resource_tracker", "forkserver")}
 """Processes that Python starts beside the workers."""
@@ -71,8 +73,8 @@ class Watchdog:
     It warns of lost workers within some seconds. While nothing progresses, it warns of stopped or silent processes
     within some ten seconds, and of a stall after `patience` seconds, twice that, four times that, and so on.
 
-    It never ends a job: a chunk may take that long. It has its own thread because the thread of the job may be the one
-    that does not return. It uses the monotonic clock.
+    It never ends a job, because a slow chunk is no error. It has its own thread because the thread of the job may be
+    the one that does not return. It uses the monotonic clock.
 
     Parameters
     ----------

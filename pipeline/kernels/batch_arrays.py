@@ -33,7 +33,7 @@ class DeviceTexts(NamedTuple):
 
 
 class Packing(NamedTuple):
-    """Where the rows of N articles are in the arrays of a batch.
+    """The places of the rows of N articles in the arrays of a batch.
 
     Attributes
     ----------
@@ -115,7 +115,7 @@ class Scored(NamedTuple):
 
 
 class DeviceBatch(NamedTuple):
-    """Where the kernels of a batch find its texts, and where they leave its results.
+    """The arrays in which the kernels of a batch find its texts and leave its results.
 
     Attributes
     ----------

@@ -54,7 +54,7 @@ class SmallBatches:
 
     Attributes
     ----------
-    most : int
+    most_texts : int
         The most articles in a small batch.
 
     """

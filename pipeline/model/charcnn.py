@@ -1,6 +1,7 @@
 """A model: weights with their alphabet, classes and settings; how it becomes a model file, and is made from one.
 
-`loading` finds the files of models, and `params_file` reads those of the parent program.
+`loading` finds the files of models. `params_file` reads the files of the parent program, the course project with MPI
+and CUDA from which Broadsheet descends (README.md).
 """
 
 from __future__ import annotations

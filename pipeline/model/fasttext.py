@@ -253,7 +253,7 @@ class FastText:
         return rows
 
     def scale(self, bits: int) -> Floats:
-        """Return the value of one step of each column's integers, fp32 [columns]. bits: of these integers, 16 or 32."""
+        """Return the value of one step of each column's integers, fp32 [columns]. bits: their width, 16 or 32."""
         largest = np.full(self.table.shape[1], 1e-30, np.float32)
         for part in _parts(self.table):
             np.maximum(largest, np.abs(part).max(axis=0), out=largest)
@@ -415,7 +415,7 @@ class Reader:
         return Words(list(compress(tokens, is_read)), numbers[is_read], texts[is_read])
 
     def _of_words(self, hashes: Hashes, texts: Offsets) -> Iterator[tuple[NDArray[np.int64], Offsets]]:
-        """Yield the rows of n-grams of words, as `rows` does. hashes, texts: of each token, [T]."""
+        """Yield the rows of n-grams of words, as `rows` does. hashes, texts: the hash and text of each of T tokens."""
         signed = hashes.view(np.int32).astype(np.int64).view(np.uint64)
         state = signed
         for more in range(1, self._kinds.words):

@@ -1,4 +1,7 @@
-"""Reads a params.bin, the parameter file of the parent program: tensors without names, shapes or classes."""
+"""Reads a params.bin, the parameter file of the parent program: tensors without names, shapes or classes.
+
+The parent program is the course project with MPI and CUDA from which Broadsheet descends (README.md).
+"""
 
 from __future__ import annotations
 

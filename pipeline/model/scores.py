@@ -311,7 +311,7 @@ def assigned(scores: NDArray[np.float32], thresholds: Sequence[float]) -> NDArra
 def best_thresholds(scores: NDArray[np.float32], truth: NDArray[np.bool_]) -> tuple[float, ...]:
     """Return, for each class, the threshold with the best F1 on N rows.
 
-    A threshold is half-way between the scores of two rows. Of several thresholds that are equally good, the highest is
+    A threshold is half-way between the scores of two rows. If several thresholds are equally good, the highest is
     returned.
 
     scores, truth: [N, classes].

@@ -13,6 +13,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Annotated, TypedDict, Unpack
 
 from ..errors import FLAGS, UsageError, install
+from ..output.layout import FORMATS
 from ..source.rows.limits import CHUNK_ROWS, MOST_CHUNK_ROWS
 from .table import Option, Table
 
@@ -28,7 +29,7 @@ _CHUNKS = "{cpu} to {:,} on a CPU (encoders: fewer), {cuda:,} or {:,} on a GPU".
     *MOST_CHUNK_ROWS.values(), **CHUNK_ROWS
 )
 _INPUT_FORMATS = ("csv", "tsv", "jsonl", "parquet", "arrow", "text", "wet", "xlsx")
-_FORMAT, _FORMATS = "parquet; jsonl to stdout", ("parquet", "jsonl", "csv", "npy")
+_FORMAT, _FORMATS = "parquet; jsonl to stdout", (*FORMATS, "npy")
 
 NAMES = str | Iterable[str]
 HEADER = Iterable[str] | None
@@ -170,7 +171,7 @@ class OptionKeywords(LabelKeywords, ReadKeywords, total=False):
         more='"attributes": below `root` as the input; "jsonl" are Dolma\'s attributes, "npy" an array of all scores.')]
     partition_by: Annotated[NAMES, _output("Write a folder for each label, or each value of a kept column.",
         (), "NAME", recorded=True, more='"label", the name of a column that is copied, or several. Folders are named '
-        "as Hive names them, ``label=Sports``; of several models, for each label of the first.")]
+        "as Hive names them, ``label=Sports``. With several models, the labels are those of the first.")]
     part_rows: Annotated[int | None, _output("Join small parts once all is labelled, so that each has about N rows.",
         None, "N", least=1, more="With `partition_by`, each part in its folder. This is what `compact` does, also to "
         "parts that are there before an update.")]

@@ -195,7 +195,7 @@ def check_chunk(store: Store, entry: Entry, schema: pa.Schema, where: Where | No
         if len(table) != file.rows:
             raise OutputError(f"{path} holds {len(table):,} rows, its entry has {file.rows:,}")
         if any(table.column(name).null_count for name in table.column_names if quarantined or name in filled):
-            raise OutputError(f"{path} has a null among file, row and counts")
+            raise OutputError(f"{path} has a null in `file`, `row` or a count column")
         if decided and not quarantined and not decided.mask(table).all():
             raise OutputError(f"{path} has a row for which the job's `where` is not true")
         tables.append(table.select(_ROWS))

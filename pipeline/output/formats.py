@@ -26,7 +26,7 @@ from ..labelling.scored import set_aside
 from ..source.rows.chunk import Chunk
 from ..storage.disk import Content
 from .json_texts import json_texts, lines_of
-from .layout import NULL_FOLDER, PartNames, folder_values, value_folder
+from .layout import FORMATS, NULL_FOLDER, PartNames, folder_values, value_folder
 from .model_columns import N_CHARS, TRUTH, Names, names_in
 
 _MOST_FOLDERS = 1000
@@ -175,7 +175,7 @@ class _Csv(PartFormat):
         return b"".join([header, *(data[len(header) :] for data in files)])
 
 
-PART_FORMATS: dict[str, PartFormat] = {"parquet": _Parquet(), "jsonl": _JsonLines(), "csv": _Csv()}
+PART_FORMATS: dict[str, PartFormat] = dict(zip(FORMATS, (_Parquet(), _JsonLines(), _Csv()), strict=True))
 """The formats, by the name that the user gives."""
 
 
@@ -222,8 +222,8 @@ def _can_name(column: str, value: str | None) -> bool:
 def _check_folder(column: str, value: str | None) -> None:
     if not _can_name(column, value):
         raise UsageError(
-            f"{str(value)[:_SHOWN]!r} in {column!r} cannot be the name of a folder, which --partition-by needs: of at "
-            f"most {_LONGEST_NAME} bytes, and not {NULL_FOLDER}. Give it another column"
+            f"{str(value)[:_SHOWN]!r} in {column!r} cannot be the name of a folder for --partition-by: a name has at "
+            f"most {_LONGEST_NAME} bytes, and is not {NULL_FOLDER}. Choose another column"
         )
 
 
@@ -236,9 +236,10 @@ def part_files(table: pa.Table, names: PartNames, chunk: str, job: str) -> list[
     rest = table.drop_columns([*names.by]) if names.format in _TAKEN_FROM_FOLDER else table
     several = pa.table(texts, [*names.by]).group_by([*names.by]).aggregate([]).to_pylist() if names.by else []
     if len(several) > _MOST_FOLDERS:
+        flags = " and ".join(f"--partition-by {name!r}" for name in names.by)
         raise UsageError(
-            f"{len(table):,} rows would be in {len(several):,} folders by {', '.join(names.by)}, at most "
-            f"{_MOST_FOLDERS:,} may be: give --partition-by a column with fewer values"
+            f"{flags} would make {len(several):,} folders for {len(table):,} rows; the limit is {_MOST_FOLDERS:,}: "
+            "choose a column with fewer values"
         )
     parts = []
     for name, values in names.files(chunk, job, [tuple(row.values()) for row in several]):

@@ -1,6 +1,8 @@
-"""Turns a model's labels into columns. Only this module names, types, fills and counts them.
+"""Turns a model's labels into columns: it names, types, fills and counts them.
 
-Formats, results in memory, `verify` and the report find the columns of a model by these definitions.
+Formats, results in memory, `verify` and the report find the columns of a model by these definitions. The names are in
+`source/rows/chunk.py` too, which renames copied columns that have one of them and may not import this module.
+tests/source/test_columns.py compares both.
 """
 
 from __future__ import annotations

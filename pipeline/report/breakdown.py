@@ -95,7 +95,7 @@ class DeviceTimes:
 
 @dataclass(frozen=True)
 class Breakdown:
-    """Where the time of a job went.
+    """The time of a job, device by device, and what took most of it.
 
     Attributes
     ----------

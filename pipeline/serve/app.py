@@ -101,7 +101,7 @@ class App:
         schema = msgspec.json.encode(described)
         docs = openapi.page(described, settings.default_model).encode()
 
-        # List the routes. Of those to classify, requests take these ones only if the path has a model's name.
+        # List the routes. A request to classify takes one of these only if its path has a model's name.
         routes = [
             *(
                 Route(path, _Raw(partial(self._classify, spoken, path)), methods=["POST"])

@@ -284,9 +284,10 @@ class Dispatcher:
             )
 
     def _all_start(self, key: str, texts: int = 0, chars: int = 0) -> bool:
-        """Return whether all that waits, and so many texts more, can start now, because each batch has a free device.
+        """Return whether all texts that wait, and some further ones, can start now: each batch has a free device.
 
-        Then nobody must make room for others, and late requests are still answered.
+        Then nobody must make room for others, and late requests are still answered. texts, chars: the number of further
+        texts, and of their characters.
         """
         free = [device for device in self.devices if key in device.times and not device.under_way]
         return bool(free) and self._batches_ahead(free[0], key, texts, chars) < len(free)

@@ -401,7 +401,7 @@ class Waiting:
 
 
 def _shared(candidates: Sequence[Request], most_texts: int, seconds: float, time_of: BatchTime) -> list[int]:
-    """Return how many texts of each request go into a batch of at most `most` texts, which may take `seconds`."""
+    """Return how many texts of each request go into a batch of at most `most_texts` texts, which may take `seconds`."""
     taken = [0] * len(candidates)
     texts = chars = 0
     share = max(1, most_texts // len(candidates))

@@ -239,8 +239,9 @@ def paths_of(source: Any) -> list[str] | None:
 
 
 def local_paths(source: Any, input_format: str | None = None) -> list[str]:
-    """Return the paths of the local files that a source names. Of a file in an archive, this is the archive. Rows in
-    memory have none. Raises the errors of `identify`.
+    """Return the paths of the local files that a source names; for a file in an archive, return the archive's path.
+
+    Rows in memory have no paths. Raises the errors of `identify`.
     """
     names = [inside.archive if (inside := in_archive(name)) else name for name in paths_of(source) or ()]
     here = [name for name in names if as_url(name) is None]

@@ -70,16 +70,16 @@ def here() -> str:
 LANES = ("read", "ingest", "wait", "infer", "copy-in", "compute", "copy-out", "write", "store")
 """The rows of a worker's timeline, top down. Each compute thread of the CPU backend adds its own, such as "thread 0".
 
-- read: the task `read`. It has a span "decode" for each run of bytes that is parsed, and "room" while it waits for
-  memory that other chunks take.
+- read: the step in which a task reads a chunk. It has a span "decode" for each run of bytes that is parsed, and "room"
+  while it waits for memory that other chunks take.
 - ingest: a GPU finds the records of a block.
 - wait: a chunk has been read and waits, first until a thread that labels and writes is free ("queue"), then until the
   device is free ("wait").
-- infer: the task `infer`.
+- infer: the step in which a task labels a chunk.
 - copy-in, copy-out: copies to and from the device.
 - compute: a span "kernels" for each batch. With --profile it has a span for each kernel: encode, conv1 to conv6, fc1 to
   fc3, head.
-- write: the task `write`.
+- write: the step in which a task writes a chunk.
 - store: a request to a server that had to be repeated.
 """
 

@@ -135,8 +135,8 @@ def run_here(job: TrainingJob, examples: Examples, count: int, tell: Tell, stop:
 
     if job.device != "cpu" and torch.cuda.device_count() < count:
         raise UsageError(
-            f"{count} GPUs are wanted, and PyTorch finds {torch.cuda.device_count()} here (with --device cpu, so many "
-            "processes use its cores)"
+            f"{count} GPUs are wanted, and PyTorch finds {torch.cuda.device_count()} here (with --device cpu, {count} "
+            "processes share its cores)"
         )
     # Start the processes, and follow each in a thread. End all of them, however the run ends.
     reports: SimpleQueue[Told] = SimpleQueue()

@@ -95,7 +95,7 @@ class SoftLabels:
 
     @cached_property
     def _loaded(self) -> tuple[str | Path | Model, ...]:
-        """The teachers. Those that are our models are loaded."""
+        """The teachers. A teacher that is a model of ours is loaded."""
         return tuple(load_one(one) if _is_ours(one) else one for one in self.models)
 
     @property

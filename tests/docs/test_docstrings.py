@@ -1,4 +1,6 @@
-"""The docstrings of the public names: each parameter is in its place, and the examples run."""
+"""Docstrings name what is there: the public ones name each parameter, and their examples run. All others name only
+parameters, fields and names that exist.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,7 @@ import doctest
 import inspect
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,9 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from conftest import ROOT
 from pyarrow import csv
+from test_english import NAMES as OLD_NAMES
 
 import broadsheet
 from broadsheet import cluster
@@ -27,6 +31,12 @@ torch = pytest.importorskip("torch")
 
 IN_JOBS = {"JobReport.in_file", "Options.replaced", "Options.model_columns", "Options.selection", "Options.settings"}
 """Methods that jobs call, and users do not."""
+
+PARAMETER = re.compile(rf"(?:^|[.,;] )({'|'.join(sorted(OLD_NAMES))}): ", re.MULTILINE)
+"""One of these names before the text that explains it, as in a docstring without sections."""
+
+IDENTIFIERS = ("id", "attr", "arg", "name", "asname")
+"""The fields of syntax trees that hold identifiers."""
 
 NAMES = [name for name in broadsheet.__all__ if name != "__version__"]
 
@@ -96,6 +106,81 @@ def test_every_parameter_is_documented(name: str, found: Any) -> None:
     elif parameters:
         named = documented(text, "Parameters") or documented(text, "Attributes")
         assert set(parameters) == set(named), (parameters, named)
+
+
+Defined = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
+
+
+def own_names(node: Defined) -> set[str]:
+    """The parameters of a function, or the parameters, fields, attributes and methods of a class without its bases."""
+    if not isinstance(node, ast.ClassDef):
+        return {each.arg for each in ast.walk(node.args) if isinstance(each, ast.arg)}
+    found = set()
+    for each in ast.walk(node):
+        if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef):
+            found |= {each.name} | (own_names(each) if each.name in ("__init__", "__new__", "__call__") else set())
+        elif isinstance(each, ast.Attribute) and isinstance(each.value, ast.Name) and each.value.id == "self":
+            found.add(each.attr)
+        elif isinstance(each, ast.Name) and isinstance(each.ctx, ast.Store):
+            found.add(each.id)
+    return found
+
+
+def with_bases(trees: Iterable[ast.Module]) -> dict[str, set[str]]:
+    """The names of each class, with those of its bases in these modules."""
+    classes = {each.name: each for tree in trees for each in ast.walk(tree) if isinstance(each, ast.ClassDef)}
+
+    def names(node: ast.ClassDef) -> set[str]:
+        above = [classes[base.id] for base in node.bases if isinstance(base, ast.Name) and base.id in classes]
+        return own_names(node).union(*map(names, above))
+
+    return {name: names(node) for name, node in classes.items()}
+
+
+def absent_names(tree: ast.Module, classes: dict[str, set[str]]) -> Iterator[str]:
+    """What docstrings of a module name and the code does not have. classes: the names of each class."""
+    nodes = list(ast.walk(tree))
+    texts = {node.value for node in nodes if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)}
+    # Check the parameters and fields of each function and class.
+    for node in nodes:
+        if isinstance(node, Defined) and (text := ast.get_docstring(node)):
+            there = own_names(node) | (classes.get(node.name, set()) if isinstance(node, ast.ClassDef) else set())
+            for section in ("Parameters", "Attributes"):
+                names = [name.lstrip("*") for name in documented(text, section)]
+                yield from (f"{node.name}, {section}: {name}" for name in names if name not in there)
+            yield from (f"{node.name}: {name}:" for name in PARAMETER.findall(text) if name not in there)
+    # Check the everyday words in backticks against all identifiers of the module, and the words of its short strings.
+    known = {value for node in nodes for key in IDENTIFIERS if isinstance(value := getattr(node, key, None), str)}
+    strings = (node.value for node in {*nodes} - texts if isinstance(node, ast.Constant))
+    for value in strings:
+        known.update(re.findall(r"\w+", value) if isinstance(value, str) and len(value) < 60 else ())
+    for text in (node.value for node in texts if isinstance(node.value, str)):
+        yield from (f"`{name}`" for name in re.findall(r"(?<!`)`([a-z_]+)`(?!`)", text) if name in OLD_NAMES - known)
+
+
+def test_docstrings_name_only_what_is_there() -> None:
+    """A parameter or a field that was renamed keeps its old name in no docstring."""
+    files = sorted(file for folder in ("pipeline", "cluster", "benchmarks") for file in (ROOT / folder).rglob("*.py"))
+    trees = {file: ast.parse(file.read_text()) for file in files}
+    classes = with_bases(trees.values())
+    absent = ((file.relative_to(ROOT), name) for file, tree in trees.items() for name in absent_names(tree, classes))
+    lines = [f"{file}: {name}" for file, name in absent]
+    assert not lines, "no such name:\n" + "\n".join(lines)
+
+
+@pytest.mark.parametrize(
+    ("docstring", "absent"),
+    [
+        ("Parameters\n    ----------\n    a, *b : int\n        Both.\n", []),
+        ("Parameters\n    ----------\n    a, kept : int\n        Both.\n", ["f, Parameters: kept"]),
+        ("Return `a`. how: the way.", ["f: how:"]),
+        ("Return `kept` and `a`, and say `nothing` of it.", ["`kept`"]),
+        ("Return `done`, a column.", []),
+    ],
+)
+def test_an_absent_name_is_found(docstring: str, absent: list[str]) -> None:
+    tree = ast.parse(f'def f(a, *b):\n    """{docstring}"""\n    return "done"\n')
+    assert list(absent_names(tree, {})) == absent
 
 
 @pytest.fixture(scope="module")

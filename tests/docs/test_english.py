@@ -27,7 +27,7 @@ NAMES = frozenset({"begun", "done", "how", "keep", "kept", "most", "take", "toge
 
 SENTENCES = {
     "opens with Not": re.compile(r"(?:^|[.:!?] )Not (?!to\b|only\b)"),
-    "opens with Of which": re.compile(r"(?:^|[.:!?] )Of which\b"),
+    "opens with Of": re.compile(r"(?:^|[.:!?] )Of (?!course\b)"),
     "ends with of": re.compile(r"\bof[.;](?: |$)"),
     "is told": re.compile(r"\b(?:is|are|was|were|be) told\b"),
 }
@@ -122,7 +122,8 @@ def test_no_sentence_or_name_is_added_to_those_that_are_allowed() -> None:
     [
         ("a.md", "Rows are read. Not all of them count.", ["opens with Not"]),
         ("a.md", "Rows that are read, not written. Nothing else.", []),
-        ("a.md", "- Of which none was read\n  at all", ["opens with Of which"]),
+        ("a.md", "- Of which none was read\n  at all", ["opens with Of"]),
+        ("a.md", "Of a file in an archive,\nit is this. Of course.", ["opens with Of"]),
         ("a.md", "That is what it consists\nof.", ["ends with of"]),
         ("a.md", "The user is\ntold. `is told`\n\n```\nis told\n```\n", ["is told"]),
         ("a.py", '"""Not a sentence."""\nx = "is told"  # it is told\n', ["is told", "opens with Not"]),

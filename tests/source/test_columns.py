@@ -28,7 +28,9 @@ from s3 import KEYS, Folder, s3, s3_server  # noqa: F401
 from broadsheet import pipeline
 from broadsheet.pipeline import Paths, UsageError, classify, label, verify
 from broadsheet.pipeline.errors import OutputError
+from broadsheet.pipeline.labelling.windows import Windows
 from broadsheet.pipeline.model.charcnn import Model
+from broadsheet.pipeline.output.model_columns import ModelColumns, Names
 from broadsheet.pipeline.output.saved_plan import plan_bytes, plan_from
 from broadsheet.pipeline.report.job import Progress
 from broadsheet.pipeline.source.formats.jsonl import Jsonl, parse_one_by_one
@@ -76,6 +78,17 @@ def test_every_column_of_a_parquet_file_keeps_its_type(client: Client, small_mod
     verify(tmp_path / "out", input=True)
     with pytest.raises(UsageError, match="'label'"):
         classify(tmp_path / "in.parquet", model=small_model, client=client, keep="label")
+
+
+@pytest.mark.parametrize("thresholds", [None, (0.5, 0.5)])
+def test_a_copied_column_never_has_the_name_of_a_column_of_a_model(thresholds: tuple[float, ...] | None) -> None:
+    of_model = ModelColumns(
+        ("A", "B"), 2, True, Names("one_", thresholds is not None), (), None, thresholds, Windows(2)
+    )
+    names = [field.name for field in (*of_model.first, *of_model.more, *of_model.of_text)]
+    assert len({*names}) == 9
+    chosen = Selection(kept_columns=(*names,), keep_all=True, classes=("A", "B"), prefixes=("one_",), windows=True)
+    assert chosen.kept_names == tuple(f"{name}_source" for name in names)
 
 
 @pytest.mark.slow

@@ -4,8 +4,8 @@
 //   whether its byte begins a character: it does, unless it is a continuation byte inside a well-formed sequence, and
 //   well-formed sequences never overlap. A character's position is the running count plus the characters that begin in
 //   lower lanes (ballot and popcount).
-// Why. Only the running count is sequential, and a step without bytes above 0x7f skips the check. Of a long article the
-//   warp reads only what the network reads. Many warps then count the characters of the whole article.
+// Why. Only the running count is sequential, and a step without bytes above 0x7f skips the check. The
+//   warp reads only the part of a long article that the network reads. Many warps then count all its characters.
 //
 // Test: tests/engine/test_cuda.py. Time: broadsheet profile.
 #include "common/reduce.cuh"

@@ -1,4 +1,4 @@
-// Where the rows of a batch are in memory.
+// The places of the rows of a batch in memory.
 //
 // Articles follow each other without gaps, and blocks 1 to 6 share one layout. An article has a unit for every row of
 // block 2's pooled output that its text reaches, and CLOSING more units, which the taps of a convolution read below the

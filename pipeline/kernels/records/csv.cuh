@@ -48,7 +48,8 @@ struct FieldNotes {
     __device__ __forceinline__ void end_some(int64 at, uint32 delimiters, int passed) const {
         const int count = count_bits(delimiters);
         each_column([&](int64 i, int field) {
-            const int before = field - 1 - passed, after = field - passed;  // the numbers among these of the delimiters beside the field
+            // The indices, among these delimiters, of the ones before and after the field.
+            const int before = field - 1 - passed, after = field - passed;
             if (field > 0 && before >= 0 && before < count)
                 values.begins[i] = offset + (uint32)at + place_of_bit(delimiters, before) + 1;
             if (after >= 0 && after < count)

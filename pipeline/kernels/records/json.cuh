@@ -274,9 +274,10 @@ struct ObjectReader {
 __device__ inline bool read_object(const Keys& keys, const Values& values, const Article& text, int record,
                                    uint32 offset) {
     ObjectReader reader{keys, values, text, record, offset};
-    bool is_escaped = false;                 // whether the next byte is escaped
-    uint32 is_in_string = 0, in_scalar = 0;  // whether the last byte was in one: all bits or none; the first bit or none
-    int unpaired = 0;                        // the number of low surrogates minus that of high surrogates
+    bool is_escaped = false;  // whether the next byte is escaped
+    uint32 is_in_string = 0;  // all bits if the last byte was in a string, else 0
+    uint32 in_scalar = 0;     // 1 if the last byte was in a scalar, else 0
+    int unpaired = 0;         // the number of low surrogates minus that of high surrogates
     LaneBytes next = load_bytes(text.bytes, text.size);
     for (int64 at = 0; at < text.size; at += LANES) {
         const LaneBytes bytes = next;

@@ -12,7 +12,7 @@ enum Kind : uint8 { MISSING, NONE, STRING, PLAIN, FIELD, QUOTED, NESTED };
 
 constexpr int MOST_COLUMNS = LANES;
 
-// Where the values are, column by column: [columns, records].
+// The kinds and places of the values, column by column: [columns, records].
 struct Values {
     uint8* kinds;
     uint32* begins;

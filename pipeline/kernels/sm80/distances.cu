@@ -136,7 +136,7 @@ __global__ void __launch_bounds__(Launch::THREADS, 8 / WARPS)
             return at < RING * TILE_BYTES ? at : at - RING * TILE_BYTES;
         };
 
-        // Of eight keys, the terms lie in three blocks of eight distances: by_key of 16 queries, by_query of the keys.
+        // The terms of eight keys lie in three blocks of eight distances: by_key of 16 queries, by_query of the keys.
         float score[TILE / 2], by_key[3][4] = {};
         uint32 distance[3][STEPS / 2][4];  // the queries of three blocks
 #pragma unroll

@@ -1,7 +1,7 @@
 // Computes a valid convolution on Hopper: TMA feeds wgmma through rings of mbarriers, with one persistent block on each
 // SM. The product is that of simt/conv1d.cu: rows by (tap, channel) by outputs.
 //
-// Layout. A block computes TILE_M rows by TILE_N outputs. Of its three warpgroups, two compute, each all of the rows
+// Layout. A block computes TILE_M rows by TILE_N outputs. Two of its three warpgroups compute, each all of the rows
 //   and half of the outputs. Before a pool, the three m-blocks are rows 3i, 3i + 1 and 3i + 2 of 64 windows: tap t of
 //   block m reads phase (m + t) % 3 from window (m + t) / 3 on. The maximum is taken in registers, before bias and
 //   ReLU. Shared memory has A_STAGES slabs of rows, B_STAGES tiles of weights, and 16 rows of outputs for each warp.

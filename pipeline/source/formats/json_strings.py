@@ -251,8 +251,9 @@ def _unescaped(
 
 
 def distinct(lines: Lines) -> Lines:
-    """Return lines whose parsing decides whether all these lines are JSON. Of lines that differ only in digits other
-    than 0, one is enough, because these digits do not matter. Return all lines if most differ.
+    """Return lines whose parsing decides whether all these lines are JSON. Return all lines if most differ.
+
+    One line stands for all lines that differ from it only in digits other than 0, because these digits do not matter.
     """
     digits = lines.data - np.uint8(ord("1"))
     same = lines.data - digits * (digits < 9)

@@ -1,4 +1,7 @@
-"""The input of the parent program: fp32 [N, symbols, length], one-hot columns, no header."""
+"""The input of the parent program: fp32 [N, symbols, length], one-hot columns, no header.
+
+The parent program is the course project with MPI and CUDA from which Broadsheet descends (README.md).
+"""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ _CONVERSION = b"conversion"
 _TYPES = {_CONVERSION, *b"warcinfo response resource request metadata revisit continuation".split()}
 
 _FOLD = re.compile(rb"[ \t]*\r\n[ \t]+")
-"""Where a field of a header continues in the next line. It stands for a space."""
+"""The line break within a field of a header that continues in the next line. It stands for a space."""
 
 _BEGIN = re.compile(rb"WARC/[01]\.[01]\r\n")
 _BEGIN_BYTES = 10

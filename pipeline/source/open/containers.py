@@ -13,8 +13,9 @@ _MAGIC = {b"7z\xbc\xaf\x27\x1c": "7z", b"Rar!\x1a\x07": "rar"}
 
 
 def container_of(head: bytes) -> str | None:
-    """Return the name of the archive that begins with these bytes, or None for anything else. head: at least the first
-    `TAR_BYTES` bytes of a file, if it has that many.
+    """Return the name of the archive that begins with these bytes, or None for anything else.
+
+    head: at least the first `TAR_BYTES` bytes of a file, or all bytes of a shorter file.
     """
     if _is_tar(head):
         return "tar"

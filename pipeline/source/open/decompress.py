@@ -18,7 +18,7 @@ from .frames import HEADER_BYTES, Dictionaries, lz4_decoder, most_window
 _HAS_ISAL = find_spec("isal") is not None  # isal has no wheel for some machines
 _INPUT_BYTES = 64 << 10
 PIECE_BYTES = 128 << 10
-"""How many bytes of content one read asks for. If it fails, that many may be lost."""
+"""The number of bytes of content that one read asks for, and the most that are lost if it fails."""
 _MOST_XZ = 256 << 20
 """The limit of memory for xz, in bytes; `xz -9` takes 65 MiB."""
 _XZ_PADDING = 4

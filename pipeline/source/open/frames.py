@@ -67,8 +67,9 @@ class Dictionaries:
         self._last: Any = None
 
     def look(self, ahead: Callable[[int], bytes]) -> None:
-        """Note the dictionary in a frame that is skipped. ahead: returns at least that many of the bytes that come
-        next, unless the file ends.
+        """Note the dictionary in a frame that is skipped.
+
+        ahead: a function that takes a number and returns at least this number of the next bytes, unless the file ends.
         """
         head = ahead(_SKIPPABLE.size)
         if not is_skippable(head) or len(head) < _SKIPPABLE.size:

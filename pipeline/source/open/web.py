@@ -1,6 +1,6 @@
 """Reads files on web servers. Some servers send a file from any byte on, and some do not even report its size.
 
-Of the seven kinds of servers in tests/source/test_remote_input.py, obstore's HTTPStore reads three: those that send
+obstore's HTTPStore reads from three of the seven kinds of servers in tests/source/test_remote_input.py: those that send
 ranges, redirect, or have no HEAD but report the size. It opens no file whose address has a query, such as a signature,
 and none if the server sends no ranges or does not report the length. fsspec's driver needs aiohttp.
 """

@@ -234,8 +234,8 @@ def refuse_unfit_share(shard: str | None, update: bool, limit: int | None) -> No
 def divided(files: Files, shard: str, known: Container[str] | None) -> Files:
     """Return a share of the files. The same files give the same share wherever they are listed.
 
-    Each file, the largest first, goes to the share that has the fewest bytes so far; of several such shares, to the
-    first. Only the first share reports what could not be listed and what is skipped.
+    Each file, the largest first, goes to the share that has the fewest bytes so far, or to the first of several
+    such shares. Only the first share reports what could not be listed and what is skipped.
 
     Parameters
     ----------

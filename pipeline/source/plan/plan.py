@@ -43,7 +43,7 @@ UnreadFile = tuple[str, int | None]
 
 
 class Start(NamedTuple):
-    """Where the first record of a range is.
+    """The place of the first record of a range in its file.
 
     Attributes
     ----------
@@ -70,8 +70,7 @@ class Range:
         The files, which are read one after the other; empty for rows in memory.
     first : (str, Schema) or None
         The path and columns of the job's first readable file, with which the columns of the others are compared; None
-        if
-        no file is readable.
+        if no file is readable.
     rows : int or None
         The largest number of rows to read. No file is opened after that.
     part, parts : int

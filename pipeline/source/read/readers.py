@@ -194,7 +194,7 @@ class FileDone:
 
 @dataclass(frozen=True)
 class Size:
-    """Tells the worker that the next item holds a chunk of that many bytes."""
+    """Tells the worker the number of bytes of the chunk that the next item holds."""
 
     bytes: int
 

@@ -45,7 +45,9 @@ _OURS = {"file", "row", "truth", "n_chars", "reason"}
 """The names of columns that the output may have beside the kept ones."""
 
 _OF_MODEL = ("label", "score", "labels", "scores", "top_labels", "top_scores", "truncated", "unknown_chars")
-"""The names of the columns that each model may have in the output, beside `score_` with the name of a class."""
+"""The names of the columns that each model may have in the output, beside `score_` with the name of a class.
+`output/model_columns.py` defines these columns.
+"""
 
 QUARANTINE_SCHEMA = pa.schema(
     [
@@ -159,8 +161,8 @@ class Selection:
 
     @property
     def most_held(self) -> int:
-        """The largest number of bytes that count for a record. Of a long record it is what the model reads, with one
-        byte per character.
+        """The largest number of bytes that count for a record. A long record counts only the bytes that the model
+        reads, with one byte per character.
 
         It is known before a record is parsed. If columns are kept, they may be the long ones, so the whole record
         counts. It also does if the whole text is read. A text with characters of four bytes takes up to four times as
