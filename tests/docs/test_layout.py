@@ -143,6 +143,16 @@ def test_readmes_of_rooms_name_files_that_are_there() -> None:
         none_of(f"{readme}: there is no {name}" for name in named if not (readme.parent / name).exists())
 
 
+def test_classes_that_pages_name_are_there() -> None:
+    sources = [path for room in PACKAGES for path in (ROOT / room).rglob("*") if path.suffix in {".py", ".cu", ".cuh"}]
+    code = "\n".join(path.read_text() for path in sources)
+    defined = set(re.findall(r"^\s*(?:class|struct) (\w+)|^(\w+) = ", code, re.MULTILINE))
+    names = {name for pair in defined for name in pair}
+    pages = [PAGE, ROOT / "docs" / "kernels.md", ROOT / "CONTRIBUTING.md", *ROOT.glob("pipeline/*/README.md")]
+    for page in pages:
+        assert {*re.findall(r"`([A-Z][a-z]\w*)`", page.read_text())} <= names, page
+
+
 def test_every_room_has_tests_and_every_test_a_room() -> None:
     places = [place for row in rows() for place in row.tests]
     none_of(f"{row.own[0]} names no tests in {MAP}" for row in rows() if not row.tests)
