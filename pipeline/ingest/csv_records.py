@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..kernels.record_ops import NOT_THERE, DeviceFields, LineRules, RecordOperations, Skipped, Unread
+from ..kernels.record_ops import NOT_THERE, DeviceFields, LineRules, RecordOperations, RecordsToRead, Skipped
 from ..source.formats.csv import Csv
 from ..source.rows.chunk import Selection
 
@@ -29,6 +29,6 @@ class CsvRecords:
         wanted = [form.columns.index(name) if name in form.columns else NOT_THERE for name in selection.columns]
         self._fields = DeviceFields(self.rules, len(form.columns), wanted)
 
-    def find(self, operations: RecordOperations, records: Unread) -> None:
+    def find(self, operations: RecordOperations, records: RecordsToRead) -> None:
         """Start to look for the values of records (see `RecordFinder`)."""
         operations.fields(records, self._fields)

@@ -26,7 +26,7 @@ from ..kernels.record_ops import (
     Lines,
     Odd,
     RecordOperations,
-    Unread,
+    RecordsToRead,
     Values,
     device_table,
     zeros,
@@ -203,7 +203,7 @@ class RecordBlocks:
         odd = Odd(cp.empty(len(begins), np.uint8), zeros(1, np.int32))
         characters = cp.empty(len(begins), np.int64)
         longest = self._form.limits.field_bytes
-        self._finder.find(self._operations, Unread(block, begins, sizes, longest, values, odd))
+        self._finder.find(self._operations, RecordsToRead(block, begins, sizes, longest, values, odd))
         operations, quote, texts = self._operations, self._finder.rules.quote, len(self._selection.text)
         text_block, joined = block, values.part(0, texts * len(begins))
         if texts > 1:

@@ -193,7 +193,7 @@ def _compute(
         The values that every task receives.
     report : JobReport
         The report in which chunks are counted.
-    ranges : iterator of Range or Unread
+    ranges : iterator of Range or UnreadableRows
         The ranges that are left to label.
     counted : dict of str to bytes
         The digests of the entries that the report has counted, by chunk. Those of this run are added.

@@ -26,7 +26,7 @@ from ...cluster.workers import scheduler_answers
 from ..errors import BroadsheetError, SourceError
 from ..measures.examples import Shown
 from ..report.timeline import Source
-from ..source.inputs import Unread
+from ..source.inputs import UnreadableRows
 from ..source.plan.plan import Range, RangeEnd, Start, part_name
 from ..source.read.readers import ReaderLost
 from ..source.rows.chunk import Chunk
@@ -65,7 +65,7 @@ def classify_chunks(
     ----------
     client : distributed.Client
         The cluster.
-    sources : iterable of Range or Unread
+    sources : iterable of Range or UnreadableRows
         The ranges. The next ones are drawn as others finish.
     job : Job
         The job, which says what to do with each range.
@@ -92,7 +92,7 @@ def _run_together(run: _Run, waiting: Iterator[Source], strict: bool) -> Iterato
                 sources, more = _next_of(waiting, run.room)
             run.submit([source for source in sources if isinstance(source, Range)])
             for source in sources:
-                if isinstance(source, Unread):
+                if isinstance(source, UnreadableRows):
                     if strict:
                         raise SourceError(source.reason)
                     yield SetAside(source.name, source.reason, ())

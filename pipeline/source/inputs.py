@@ -57,7 +57,7 @@ class Paths(tuple[str, ...]):
 
 
 @dataclass(frozen=True)
-class Unread:
+class UnreadableRows:
     """Rows that the client could not read.
 
     Attributes
@@ -121,7 +121,7 @@ class Ranges(Protocol):
 
     """
 
-    def __call__(self, before: Before, ended: Ended = _unnoted) -> Iterator[Range | Unread]: ...
+    def __call__(self, before: Before, ended: Ended = _unnoted) -> Iterator[Range | UnreadableRows]: ...
 
 
 @dataclass(frozen=True)
@@ -329,7 +329,7 @@ def open_input(
         return JobInput(selection, partial(_in_memory, arriving, STDIN))
     selection, held = given.held.resolve(selection), given.held.rows
 
-    def ranges(before: Before, ended: Ended = _unnoted) -> Iterator[Range | Unread]:
+    def ranges(before: Before, ended: Ended = _unnoted) -> Iterator[Range | UnreadableRows]:
         return _in_memory(first_chunks(given.held.chunks(selection, chunk_rows), limit), MEMORY, before, ended)
 
     return JobInput(selection, ranges, rows=0 if held is None else min(limit or held, held))
@@ -353,7 +353,7 @@ def refuse_unfit(given: Given, selection: Selection) -> None:
 def planned_files(plan: Plan) -> JobInput:
     """Return the ranges of files. Those whose files were largest when they were listed come first."""
 
-    def ranges(before: Before, ended: Ended = _unnoted) -> Iterator[Range | Unread]:
+    def ranges(before: Before, ended: Ended = _unnoted) -> Iterator[Range | UnreadableRows]:
         left: list[Range] = []
         start: Start | None = None
         reread_files: tuple[InputFile, ...] | None = None  # the files of the last part that is to be read
@@ -370,7 +370,9 @@ def planned_files(plan: Plan) -> JobInput:
     return JobInput(plan.selection, ranges, bytes=plan.bytes, problems=plan.problems, plan=plan)
 
 
-def _in_memory(chunks: Iterable[Chunk], path: str, before: Before, ended: Ended = _unnoted) -> Iterator[Range | Unread]:
+def _in_memory(
+    chunks: Iterable[Chunk], path: str, before: Before, ended: Ended = _unnoted
+) -> Iterator[Range | UnreadableRows]:
     """Yield a range for each chunk that is read here, and stop at the first that cannot be read."""
     row = count = 0
     try:
@@ -380,14 +382,14 @@ def _in_memory(chunks: Iterable[Chunk], path: str, before: Before, ended: Ended 
                 yield Range(0, chunk=count, content=replace(chunk, name=name, sources=sources))
             row, count = row + chunk.rows_read, count + 1
     except SourceError as error:
-        yield Unread(part_name(0, count), error.message)
+        yield UnreadableRows(part_name(0, count), error.message)
         return
     ended(RangeEnd(0, ((path, row),), count))
 
 
 def _partitions(
     frame: Any, selection: Selection, limit: int | None, before: Before, ended: Ended = _unnoted
-) -> Iterator[Range | Unread]:
+) -> Iterator[Range | UnreadableRows]:
     """Yield a range for each partition. With a limit, Dask first counts the rows of the partitions up to the limit.
 
     Parameters
@@ -419,7 +421,7 @@ def _partitions(
     ended(RangeEnd(0, ((MEMORY, None),), count))
 
 
-def read_here(job_input: JobInput) -> Iterator[Chunk | RangeEnd | Unread]:
+def read_here(job_input: JobInput) -> Iterator[Chunk | RangeEnd | UnreadableRows]:
     """Yield the chunks of an input in their order, read in this process."""
     if job_input.plan is not None:
         plan, selection = job_input.plan, job_input.selection
@@ -429,7 +431,7 @@ def read_here(job_input: JobInput) -> Iterator[Chunk | RangeEnd | Unread]:
             yield from (item for item in items if not isinstance(item, Skipped))  # this run skips no chunk
         return
     for source in job_input.ranges(NothingBefore()):
-        if isinstance(source, Unread):
+        if isinstance(source, UnreadableRows):
             yield source
         else:
             yield source.content if isinstance(source.content, Chunk) else source.content.compute()
@@ -445,7 +447,7 @@ def chunks_here(job_input: JobInput) -> Iterator[Chunk]:
     if job_input.problems:
         raise SourceError(job_input.problems[0][1])
     for item in read_here(job_input):
-        if isinstance(item, Unread):
+        if isinstance(item, UnreadableRows):
             raise SourceError(item.reason)
         if item.problems:
             problem = item.problems[0]
