@@ -13,7 +13,7 @@ from distributed import Client
 from .ecosystem.frames import function_for
 from .ecosystem.resident import release
 from .errors import UsageError
-from .job.beginning import Request, of_one_file, rooted
+from .job.beginning import JobRequest, of_one_file, rooted
 from .job.run import run_job
 from .job.waits import told_waits
 from .model.charcnn import Model
@@ -116,7 +116,7 @@ def classify(
                 scales_of(own)  # each worker needs them, so fail before one is started
     # Run the job, and move its rows to one file if `output` names a file.
     on = client or _embedded(settings.workers)
-    request = Request(source, folder, loaded, on, settings, progress or Progress(), stop or _never)
+    request = JobRequest(source, folder, loaded, on, settings, progress or Progress(), stop or _never)
     result = run_job(request)
     if one_file and folder and folder.store.has(SUCCESS):
         result = result.in_file(one_file)

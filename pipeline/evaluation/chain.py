@@ -16,7 +16,7 @@ from ..engine.base import Predictions
 from ..errors import UsageError
 from ..measures.intervals import CONFIDENCE, binomial, most_lost
 from ..model import cascade as cascades
-from ..model.cascade import ASKS, Cascade, Selection, margins
+from ..model.cascade import ASKS, Cascade, ScoreSelection, margins
 from ..model.charcnn import Model
 from ..model.layers import BIAS
 from ..model.scores import log_scores
@@ -200,7 +200,7 @@ def fitted_chain(
     alone, whole = alone[known], whole[known]
     refuse_few(len(whole), agreement, top)
     bias, margin = tuple(first.tensors[BIAS].astype(np.float64).tolist()), 0.0
-    selection: Selection | UnsetType = UNSET
+    selection: ScoreSelection | UnsetType = UNSET
     promise: dict[str, Any] = {"labels": agreement}
     levels, count = encoder.levels, len(encoder.classes)
     of_both = [of.argmax(axis=1) if levels is None else levels.nearest(of[:, 0], count) for of in (alone, whole)]
@@ -220,7 +220,7 @@ def fitted_chain(
             raise UsageError(f"{encoder.name} gives no held-out row a score below {cut:g}: there is no top to find")
         least = min(least_score(of_first, of_encoder, float(top.share), top.recall), cut)
         rows = of_first >= least
-        selection = Selection(float(least), float(cut), top.label, float(wanted.mean()), top.recall)
+        selection = ScoreSelection(float(least), float(cut), top.label, float(wanted.mean()), top.recall)
         of = {} if levels else {"of": encoder.classes[top.label]}
         promise = {"top": float(top.share), "recall": top.recall, **of}
 

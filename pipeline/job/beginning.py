@@ -1,5 +1,5 @@
 """Decides how a job begins (fresh, resumed, updated or overwritten) from its folder and options. Holds the values that
-the steps of a job pass on: `Request` -> `Prepared` -> `Planned` -> `Outcome`.
+the steps of a job pass on: `JobRequest` -> `Prepared` -> `Planned` -> `Outcome`.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Request:
+class JobRequest:
     """A job that a user requests.
 
     Attributes
@@ -251,7 +251,7 @@ Beginning = Resumed | Update | None
 """None means fresh: the rows are in memory, or the folder has no manifest, or the job overwrites its folder."""
 
 
-def beginning_of(request: Request, given: Given, identity: str) -> Beginning:
+def beginning_of(request: JobRequest, given: Given, identity: str) -> Beginning:
     """Decide how a job begins. given: its input. identity: the digest of the input.
 
     Raises UsageError if the job in the folder is a different one or cannot be resumed or updated, and OutputError if
@@ -483,7 +483,7 @@ class Prepared:
 
     Attributes
     ----------
-    request : Request
+    request : JobRequest
         The request.
     found : Given
         The input: the listed files, or rows in memory.
@@ -498,7 +498,7 @@ class Prepared:
 
     """
 
-    request: Request
+    request: JobRequest
     found: Given
     identity: str
     beginning: Beginning

@@ -32,7 +32,7 @@ from ..source.read.readers import ReaderLost
 from ..source.rows.chunk import Chunk
 from . import tasks
 from .range_tasks import TOPIC, RangeResult, begin_no_more, count_rows, label_range
-from .starts import Starts
+from .starts import ClientStarts
 from .tasks import CommitReport, Event, Job, RowsComputed, SetAside, Stopped
 from .watchdog import Watchdog, run_of, task_key
 from .worker import forget_starts, set_starts
@@ -232,7 +232,7 @@ class _Run:
         self._count = itertools.count()
         self._heard: SimpleQueue[tuple[Any, _Heard]] = SimpleQueue()
         self._workers, self._threads, self._asked = 0, 0, float("-inf")
-        self._starts = Starts()
+        self._starts = ClientStarts()
         self._began = time.time() - time.monotonic()
 
     @property

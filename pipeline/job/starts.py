@@ -7,7 +7,7 @@ from dataclasses import replace
 from ..source.plan.plan import Range, RangeEnd, Start
 
 
-class Starts:
+class ClientStarts:
     """The starts of ranges that the client of a job knows, by number. For a range without a start, it knows the reason.
 
     A task guesses where the first record of its part begins, and reads from there. The guess is right if the part

@@ -37,7 +37,7 @@ start.
 Reading = Generator[Chunk | Skipped | RangeEnd, None, None]
 
 
-class Starts:
+class WorkerStarts:
     """The starts of ranges of files that the client has sent, by run of the graph and number of the range."""
 
     def __init__(self) -> None:
@@ -77,7 +77,7 @@ class WorkerState:
         The room for chunks that are read and not labelled yet.
     threads : ThreadPoolExecutor
         The threads that label and write chunks.
-    starts : Starts
+    starts : WorkerStarts
         The starts of ranges of files.
     stopped : set of str
         The runs of the graph that start no further chunk here.
@@ -91,7 +91,7 @@ class WorkerState:
         self.small_bytes = SMALL_BYTES
         self.room = Room()
         self.threads = ThreadPoolExecutor(_MOST_AT_ONCE, "broadsheet-label")
-        self.starts = Starts()
+        self.starts = WorkerStarts()
         self.stopped: set[str] = set()
         self._locking = threading.Lock()
         self._page_locks: PageLocks | None = None

@@ -33,7 +33,7 @@ AGREEMENT = 0.999
 _LARGEST = 1e30
 
 
-class Selection(Struct, frozen=True):
+class ScoreSelection(Struct, frozen=True):
     """The choice of texts by a model whose scores select texts: the network scores those that may be above a cut.
 
     Attributes
@@ -75,7 +75,7 @@ class Cascade(Struct, frozen=True):
         the logit on the same rows.
     temperature : float
         The temperature of the scores of the n-grams alone.
-    selection : Selection, optional
+    selection : ScoreSelection, optional
         The choice that replaces the margin, in a model whose scores select texts.
 
     """
@@ -85,7 +85,7 @@ class Cascade(Struct, frozen=True):
     agreement: Annotated[float, Meta(ge=0, le=1)]
     bias: tuple[float, ...]
     temperature: float = 1.0
-    selection: Selection | UnsetType = UNSET
+    selection: ScoreSelection | UnsetType = UNSET
 
     def check(self, classes: int, model: str) -> None:
         """Raise ModelError unless the values are in range and fit a model with `classes` classes."""

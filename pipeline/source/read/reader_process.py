@@ -37,7 +37,7 @@ from .readers import (  # noqa: E402
     Item,
     Question,
     RawEnd,
-    Request,
+    ReadRequest,
     Size,
     bytes_of,
 )
@@ -56,7 +56,7 @@ class _Reading:
     def answer(self) -> None:
         """Answer the next request. Raises Closed."""
         spans: list[Span] = []
-        request: Request = self._next()
+        request: ReadRequest = self._next()
         try:
             if request.is_raw:
                 for one in self._raw(request, spans):
@@ -79,14 +79,14 @@ class _Reading:
             told = "".join(traceback.format_exception(error, limit=-8))
             self._send(Failure(RuntimeError(f"{type(error).__name__}: {error}\n{told}"), spans))
 
-    def _items(self, request: Request, spans: list[Span]) -> Iterator[Chunk | Skipped | RangeEnd]:
+    def _items(self, request: ReadRequest, spans: list[Span]) -> Iterator[Chunk | Skipped | RangeEnd]:
         part, selection = request.part, request.selection
         if request.chunk_rows:
             yield from read_range(part, selection, request.chunk_rows, self._is_skipped, spans)
         else:
             yield count_range(part, selection)
 
-    def _raw(self, request: Request, spans: list[Span]) -> Iterator[FileBegun | RawBlock | HostRows | FileDone]:
+    def _raw(self, request: ReadRequest, spans: list[Span]) -> Iterator[FileBegun | RawBlock | HostRows | FileDone]:
         """Yield the messages about the files of a range, and about the blocks of each file."""
         for file in request.part.files:
             opened = OpenedFile(file, request.part, request.selection, request.chunk_rows, spans)

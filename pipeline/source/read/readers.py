@@ -91,7 +91,7 @@ class ReaderLost(BroadsheetError):
 
 
 @dataclass(frozen=True)
-class Request:
+class ReadRequest:
     """A request to read a range.
 
     Attributes
@@ -276,7 +276,7 @@ class Readers:
             If the process ends before its answer does.
 
         """
-        request = Request(part, selection, chunk_rows, are_texts_apart=place_texts is not None)
+        request = ReadRequest(part, selection, chunk_rows, are_texts_apart=place_texts is not None)
         return started(self._answers(request, skip, reserve, spans, place_texts or OnHost))
 
     def read_raw(self, part: Range, selection: Selection, spans: list[Span]) -> Generator[Any, Reply | None, None]:
@@ -306,7 +306,7 @@ class Readers:
         """Yield None as soon as there is a process, then what `read_raw` yields."""
         with self._process() as reader:
             yield None
-            reader.ask(Request(part, selection, is_raw=True))
+            reader.ask(ReadRequest(part, selection, is_raw=True))
             while isinstance(message := reader.next(), Item | Failure):
                 if isinstance(message, Failure):
                     raise message.error
@@ -318,7 +318,7 @@ class Readers:
 
     def count_range(self, part: Range, selection: Selection) -> RangeEnd:
         """Count the records of a range in a process. Raises the errors of `read_range`."""
-        request = Request(part, selection)
+        request = ReadRequest(part, selection)
         with closing(started(self._answers(request, lambda _: False, lambda _: True, []))) as answers:
             end: RangeEnd = next(answers)
             return end
@@ -338,7 +338,7 @@ class Readers:
 
     def _answers(
         self,
-        request: Request,
+        request: ReadRequest,
         skip: Callable[[str], bool],
         reserve: Callable[[int], bool],
         spans: list[Span],
@@ -348,7 +348,7 @@ class Readers:
 
         Parameters
         ----------
-        request : Request
+        request : ReadRequest
             The request.
         skip, reserve, spans, place_texts
             See `read_range`.
@@ -447,7 +447,7 @@ class _Reader(Child):
 
     Attributes
     ----------
-    asked : Request or None
+    asked : ReadRequest or None
         The request whose answer has not been received to its end.
 
     """
@@ -457,9 +457,9 @@ class _Reader(Child):
         super().__init__(_MODULE, *arguments, descriptors=[ring.descriptor])
         self.number = number
         self._ring = ring
-        self.asked: Request | None = None
+        self.asked: ReadRequest | None = None
 
-    def ask(self, request: Request) -> None:
+    def ask(self, request: ReadRequest) -> None:
         """Send a request. `next` returns its answer."""
         self.asked = request
         with suppress(Closed):  # `next` raises the error
