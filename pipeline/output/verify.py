@@ -196,8 +196,8 @@ def _recount(
     again = plan_files(files, selection_of(plan, settings), plan.chunk_rows, settings.limit)
     again = replace(again, parts=(1,) * len(again.sizes))
 
-    def counted(part: Range) -> RangeEnd:
-        *_, end = read_range(part, again.selection, plan.chunk_rows, lambda _: True)
+    def counted(range_: Range) -> RangeEnd:
+        *_, end = read_range(range_, again.selection, plan.chunk_rows, lambda _: True)
         if not isinstance(end, RangeEnd):
             raise TypeError("a range has an end")
         return end

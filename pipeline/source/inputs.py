@@ -356,16 +356,20 @@ def planned_files(plan: Plan) -> JobInput:
     def ranges(before: Before, ended: Ended = _unnoted) -> Iterator[Range | UnreadableRows]:
         left: list[Range] = []
         start: Start | None = None
-        reread_files: tuple[InputFile, ...] | None = None  # the files of the last part that is to be read
-        for part in plan.ranges:
+        reread_files: tuple[InputFile, ...] | None = None  # the files of the last range that is to be read
+        for range_ in plan.ranges:
             # Later parts of the same file are read again, and their committed chunks only counted, because row
             # numbers pass through them.
-            is_done = range_name(part.number) in before.committed and part.files is not reread_files
-            if not is_done and (part.files or not plan.files):
-                left.append(replace(part, start=start if part.part else None))
-                reread_files = part.files
-            start = before.start_after(part.number, start if part.part else Start(0, 0)) if not part.is_last else None
-        yield from sorted(left, key=lambda part: sum(file.stored for file in part.files), reverse=True)
+            is_done = range_name(range_.number) in before.committed and range_.files is not reread_files
+            if not is_done and (range_.files or not plan.files):
+                left.append(replace(range_, start=start if range_.part_number else None))
+                reread_files = range_.files
+            start = (
+                before.start_after(range_.number, start if range_.part_number else Start(0, 0))
+                if not range_.is_last
+                else None
+            )
+        yield from sorted(left, key=lambda range_: sum(file.stored for file in range_.files), reverse=True)
 
     return JobInput(plan.selection, ranges, bytes=plan.bytes, problems=plan.problems, plan=plan)
 
@@ -426,7 +430,7 @@ def read_here(job_input: JobInput) -> Iterator[Chunk | RangeEnd | UnreadableRows
     if job_input.plan is not None:
         plan, selection = job_input.plan, job_input.selection
         whole = replace(plan, parts=(1,) * len(plan.sizes))
-        reads = (partial(read_range, part, selection, plan.chunk_rows, lambda _: False) for part in whole.ranges)
+        reads = (partial(read_range, range_, selection, plan.chunk_rows, lambda _: False) for range_ in whole.ranges)
         with closing(ahead(reads, _RANGES_AT_ONCE, 1)) as items:
             yield from (item for item in items if not isinstance(item, Skipped))  # this run skips no chunk
         return

@@ -104,7 +104,7 @@ def test_the_page_shows_a_running_job_until_it_ends(
 ) -> None:
     # What is quarantined is known once a range has ended. The second goes on once the page was read, and then the rest.
     go, end = (f"os.path.exists({str(tmp_path / name)!r})" for name in ("go", "end"))
-    held = f"0.05 if arguments[0].part < 1 + {go} or {end} else 5"
+    held = f"0.05 if arguments[0].part_number < 1 + {go} or {end} else 5"
     (tmp_path / "slow.py").write_text(slowed("read", held))
     line = f'{{"text": "{"x" * 800}"}}\n'  # in all above 64 KiB, so that both workers have some
     bad = f'{{"text": 3{" " * 801}}}\n'  # as long, since the share is of bytes

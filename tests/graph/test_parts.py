@@ -37,13 +37,13 @@ from pathlib import Path
 from broadsheet.pipeline.job.worker import STATE
 folder = Path({folder!r})
 read_range = vars(STATE).setdefault("kept", STATE.read_range)
-def troubled(part, *a):
-    name = os.path.basename(part.files[0].path) if part.files else ""
-    for number, item in enumerate(read_range(part, *a)):
-        if name == "lost.jsonl" and part.part == 1 and number == 1 and (folder / "kill").exists():
+def troubled(range_, *a):
+    name = os.path.basename(range_.files[0].path) if range_.files else ""
+    for number, item in enumerate(read_range(range_, *a)):
+        if name == "lost.jsonl" and range_.part_number == 1 and number == 1 and (folder / "kill").exists():
             (folder / "kill").unlink()
             os.kill(os.getpid(), signal.SIGKILL)
-        if name == "poison.jsonl" and part.part == 1:
+        if name == "poison.jsonl" and range_.part_number == 1:
             os.kill(os.getpid(), signal.SIGKILL)
         yield item
 STATE.read_range = troubled

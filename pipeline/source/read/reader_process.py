@@ -80,16 +80,16 @@ class _Reading:
             self._send(Failure(RuntimeError(f"{type(error).__name__}: {error}\n{told}"), spans))
 
     def _items(self, request: ReadRequest, spans: list[Span]) -> Iterator[Chunk | Skipped | RangeEnd]:
-        part, selection = request.part, request.selection
+        range_, selection = request.range, request.selection
         if request.chunk_rows:
-            yield from read_range(part, selection, request.chunk_rows, self._is_skipped, spans)
+            yield from read_range(range_, selection, request.chunk_rows, self._is_skipped, spans)
         else:
-            yield count_range(part, selection)
+            yield count_range(range_, selection)
 
     def _raw(self, request: ReadRequest, spans: list[Span]) -> Iterator[FileBegun | RawBlock | HostRows | FileDone]:
         """Yield the messages about the files of a range, and about the blocks of each file."""
-        for file in request.part.files:
-            opened = OpenedFile(file, request.part, request.selection, request.chunk_rows, spans)
+        for file in request.range.files:
+            opened = OpenedFile(file, request.range, request.selection, request.chunk_rows, spans)
             yield FileBegun(opened.file.format, opened.selection, opened.start_row, opened.extent)
             error = None
             try:
