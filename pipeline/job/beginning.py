@@ -18,7 +18,7 @@ from ..engine.base import Backend
 from ..errors import OutputError, SourceError, UsageError
 from ..model.several import Models
 from ..options import TABLE, Options
-from ..output.account import groups_of
+from ..output.account import range_numbers
 from ..output.columns import Columns
 from ..output.finish import seal
 from ..output.folder import OutputFolder
@@ -357,7 +357,7 @@ def _begin_update(folder: OutputFolder, manifest: Manifest, now: Given, options:
         differ = changes(update.saved, now)
         if differ.changed or differ.gone:
             folder.discard_update(update.number, update.saved, manifest.fingerprint.id)
-            least = groups_of(update.saved).stop  # a late worker may still write chunks of these ranges
+            least = range_numbers(update.saved).stop  # a late worker may still write chunks of these ranges
             update = None
     if update is None and not folder.store.has(SUCCESS):
         seal(folder, manifest)
@@ -425,7 +425,7 @@ def update_of(
     withdrawn = saved.withdrawn or () if saved else ranges_with(whole, stale)
     left = without(whole, withdrawn)
     if withdrawn:
-        earlier = folder.totals(left, manifest.fingerprint.id, {*groups_of(left)} - {*withdrawn})
+        earlier = folder.totals(left, manifest.fingerprint.id, {*range_numbers(left)} - {*withdrawn})
     # Choose the files to label, and count the others for the report.
     by_path, stay = {file.path: file for file in now.found}, {file.path for file in left.files}
     own = [path for path in by_path if path not in stay] if saved is None else [file.path for file in saved.files]

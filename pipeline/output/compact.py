@@ -28,7 +28,7 @@ from ..source.open.ahead import in_order
 from ..source.plan.plan import part_name
 from ..source.rows.chunk import RowRange
 from ..storage.disk import Content
-from .account import Counts, groups_of
+from .account import Counts, range_numbers
 from .commit import read_committed
 from .finish import finish, seal
 from .folder import OutputFolder
@@ -329,7 +329,7 @@ def _files_of(folder: OutputFolder, manifest: Manifest, plan: SavedPlan) -> list
     # Add what the entries say about chunks and about the ends of ranges.
     chunks: dict[int, list[tuple[tuple[int, int], _Chunk]]] = defaultdict(list)
     known: dict[str, str] = {}  # each folder once, as there may be millions of parts
-    for entry, _ in folder.each_entry(manifest.fingerprint.id, groups_of(plan), lambda _: None):
+    for entry, _ in folder.each_entry(manifest.fingerprint.id, range_numbers(plan), lambda _: None):
         if isinstance(entry, ClosingEntry):
             files = of_range.get(entry.group)
             if files is not None:
@@ -415,7 +415,7 @@ def _replace(
     folder.begin_update(number, data, job)
     with _undone_if_stopped(folder, manifest, number, own):
         counted = {entry.chunk: entry.digest for entry in _written(folder, manifest, schema, own, joined, check)}
-        totals = folder.totals(whole, job, {*groups_of(whole)} - {*(own.withdrawn or ())})
+        totals = folder.totals(whole, job, {*range_numbers(whole)} - {*(own.withdrawn or ())})
         check()
         finish(folder, totals, schema, job, counted, number, len(manifest.updates))
 

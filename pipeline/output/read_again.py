@@ -22,7 +22,7 @@ from ..source.plan.plan import Plan, Range, plan_files
 from ..source.read.read import read_range
 from ..source.rows.chunk import Chunk, Selection
 from ..source.rows.format import InputFile
-from .layout import group_of
+from .layout import range_of
 from .record import Entry, SavedPlan, Settings
 from .saved_plan import listed, parts_of_saved
 
@@ -100,7 +100,7 @@ def with_input(chosen: Iterable[SomeRows], plan: Plan) -> Iterator[SomeRows]:
     schema, range_ = plan.selection.row_schema, None
     for entry, rows in chosen:
         # Start to read the files of the chunk, unless they are being read already.
-        following = whole[group_of(entry.chunk)]
+        following = whole[range_of(entry.chunk)]
         if range_ is None or range_.files is not following.files:
             range_, here, there = following, schema.empty_table(), np.empty(0, np.int64)
             chunks = _chunks(range_, plan)

@@ -121,8 +121,8 @@ def _number_of_first(saved: SavedPlan) -> int:
 def joined_plan(plans: Sequence[SavedPlan]) -> SavedPlan:
     """Join the plan of a job and the plans of its updates into one.
 
-    Some numbers of groups belong to no plan, because an update was discarded, or were withdrawn by an update. The
-    groups of these numbers have no files in the result. Raises ValueError if two plans have the same number.
+    Some numbers of ranges belong to no plan, because an update was discarded, or were withdrawn by an update. The
+    ranges of these numbers have no files in the result. Raises ValueError if two plans have the same number.
     """
     groups: list[int] = []
     parts: list[int] = []

@@ -170,7 +170,7 @@ def part_name(number: int, chunk: int) -> str:
 
 
 def range_name(number: int) -> str:
-    return f"group-{number:06d}"
+    return f"group-{number:06d}"  # this prefix is in the names of files, so it stays "group"
 
 
 def range_bytes(chunk_rows: int) -> int:
