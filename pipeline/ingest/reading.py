@@ -30,7 +30,7 @@ _LEAST_BYTES = 1 << 20
 """How many bytes the files of a range must have on average. Smaller files are parsed together on the host."""
 
 
-def is_read_here(range_: Range, selection: Selection) -> bool:
+def can_gpu_read(range_: Range, selection: Selection) -> bool:
     """Whether a GPU can find the records of a range, judging by the listing of its files and the columns that the job
     uses.
     """

@@ -31,7 +31,7 @@ from ..output.formats import PART_FORMATS, PartFormat, check_writable
 from ..output.layout import PartNames
 from ..output.record import LearnedFrom
 from ..processes.threads import available_cores
-from ..source.inputs import Paths, UnreadableRows, open_input, read_here
+from ..source.inputs import Paths, UnreadableRows, open_input, read_in_this_process
 from ..source.memory.stdin import STDIN, Stdin
 from ..source.plan.files import Files, takes_encoding
 from ..source.plan.plan import RangeEnd
@@ -193,7 +193,7 @@ def _opened(
     piped.problems += [message for _, message in planned.problems]
 
     def read() -> Iterator[Chunk]:
-        for item in read_here(planned):
+        for item in read_in_this_process(planned):
             if isinstance(item, RangeEnd):
                 piped.problems += [message for _, message in item.problems]
                 piped.notes += [f"{path}: {note}" for path, note in item.notes]

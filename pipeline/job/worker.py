@@ -158,7 +158,7 @@ class WorkerState:
 
         """
         if self.readers and not 0 < range_.bytes <= self.small_bytes:  # 0 if the size is unknown
-            if is_on_gpu and ingest.is_read_here(range_, selection):
+            if is_on_gpu and ingest.can_gpu_read(range_, selection):
                 open_blocks = self._blocks_on_gpu(self.readers)
                 items = ingest.read_range(self.readers, open_blocks, range_, selection, chunk_rows, skip, spans)
                 return _as_room_allows(items, reserve)

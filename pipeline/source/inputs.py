@@ -425,7 +425,7 @@ def _partitions(
     ended(RangeEnd(0, ((MEMORY, None),), count))
 
 
-def read_here(job_input: JobInput) -> Iterator[Chunk | RangeEnd | UnreadableRows]:
+def read_in_this_process(job_input: JobInput) -> Iterator[Chunk | RangeEnd | UnreadableRows]:
     """Yield the chunks of an input in their order, read in this process."""
     if job_input.plan is not None:
         plan, selection = job_input.plan, job_input.selection
@@ -450,7 +450,7 @@ def chunks_here(job_input: JobInput) -> Iterator[Chunk]:
     undecoded: Counter[str] = Counter()
     if job_input.problems:
         raise SourceError(job_input.problems[0][1])
-    for item in read_here(job_input):
+    for item in read_in_this_process(job_input):
         if isinstance(item, UnreadableRows):
             raise SourceError(item.reason)
         if item.problems:
