@@ -190,13 +190,13 @@ def _of_encoder(encoder: Encoder | TorchEncoder) -> dict[str, str]:
     head = ", ".join(
         [*(f"product, {step}" if step not in NO_PRODUCT else step.replace("_", " ") for step in steps), "product"]
     )
-    of = "the first token" if encoder.settings.pooling == "cls" else "the mean of all tokens"
+    pooled = "the first token" if encoder.settings.pooling == "cls" else "the mean of all tokens"
     return {
         "encoder": f"{layers} of {width} values and {encoder.settings.heads} heads, {encoder.settings.activation}",
         "runs in": f"{encoder.runs_in} on a GPU, NumPy on a CPU",
         "reads": reads,
         **({} if encoder.settings.has_places else {"places": _places(encoder)}),
-        "head": f"of {of}: {head}",
+        "head": f"of {pooled}: {head}",
     }
 
 

@@ -302,8 +302,8 @@ class EncoderEngine:
         assert cascade is not None
         assert first.all_scores is not None
         if cascade.selection:
-            of = first.scores[:, 0] if self.model.levels else first.all_scores[:, cascade.selection.label]
-            below: NDArray[np.bool_] = of < np.float32(cascade.selection.least)
+            selecting = first.scores[:, 0] if self.model.levels else first.all_scores[:, cascade.selection.label]
+            below: NDArray[np.bool_] = selecting < np.float32(cascade.selection.least)
             return ~below
         logits = log_scores(first.all_scores, cascade.temperature)
         return asked(logits.astype(np.float32), cascade.margin, None) | first.overflowed

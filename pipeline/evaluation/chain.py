@@ -203,7 +203,9 @@ def fitted_chain(
     selection: ScoreSelection | UnsetType = UNSET
     promise: dict[str, Any] = {"labels": agreement}
     levels, count = encoder.levels, len(encoder.classes)
-    of_both = [of.argmax(axis=1) if levels is None else levels.nearest(of[:, 0], count) for of in (alone, whole)]
+    of_both = [
+        scores.argmax(axis=1) if levels is None else levels.nearest(scores[:, 0], count) for scores in (alone, whole)
+    ]
     differ = of_both[0] != of_both[1]
 
     # Find the texts that the encoder has to be asked about: unsure labels, or texts that may be in the top.
@@ -221,8 +223,8 @@ def fitted_chain(
         least = min(least_score(of_first, of_encoder, float(top.share), top.recall), cut)
         rows = of_first >= least
         selection = ScoreSelection(float(least), float(cut), top.label, float(wanted.mean()), top.recall)
-        of = {} if levels else {"of": encoder.classes[top.label]}
-        promise = {"top": float(top.share), "recall": top.recall, **of}
+        of_class = {} if levels else {"of": encoder.classes[top.label]}
+        promise = {"top": float(top.share), "recall": top.recall, **of_class}
 
     # Join both models, and note the promise on the card.
     share, agrees = float(rows.mean()), float((rows | ~differ).mean())
@@ -240,8 +242,8 @@ def promised(about: Mapping[str, Any]) -> str:
     line = f"the encoder is asked about {about['share']:.1%} of {about['rows']:,} held-out rows: {sure}"
     if "labels" in promise:
         return f"{line}{100 * promise['labels']:.5g}% of all labels are the encoder's own"
-    of = f" for {promise['of']}" if "of" in promise else ""
-    return f"{line}{100 * promise['recall']:.3g}% of the top {100 * promise['top']:.3g}% by its score{of} are in them"
+    whose = f" for {promise['of']}" if "of" in promise else ""
+    return f"{line}{100 * promise['recall']:.3g}% of the top {100 * promise['top']:.3g}% by its score{whose} are in them"
 
 
 class Found(NamedTuple):
@@ -275,14 +277,15 @@ class Finding:
 
     def add(self, by_way: Mapping[str, Predictions]) -> None:
         """Add the predictions for some rows. by_way: the predictions by the names in ASKS."""
-        of = self._selection
-        if of:
-            above = {name: answers_of(self._chain, by_way[name])[:, of.label] >= np.float32(of.cut) for name in ASKS}
+        selection = self._selection
+        if selection:
+            label, cut = selection.label, np.float32(selection.cut)
+            above = {name: answers_of(self._chain, by_way[name])[:, label] >= cut for name in ASKS}
             self._rows += len(above["all"])
             for name, chosen in above.items():
                 asked = len(chosen) if name == "all" else by_way[name].asked
                 self._counts[name] += (asked, chosen.sum(), (chosen & above["all"]).sum())
-            self._first.append(answers_of(self._chain, by_way["none"])[:, of.label].astype(np.float32))
+            self._first.append(answers_of(self._chain, by_way["none"])[:, label].astype(np.float32))
             self._wanted.append(above["all"])
 
     def figures(self) -> dict[str, Found]:

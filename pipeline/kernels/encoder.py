@@ -89,9 +89,9 @@ class DeviceEncoder:
         self.encoder, self._ops, self._lock = encoder, ops, Lock()
         settings, weights = encoder.settings, encoder.weights
         self._element = ops.stored.features
-        of = ops.generation, ops.precision, ops.architecture
+        target = ops.generation, ops.precision, ops.architecture
         # Compile and load every kernel.
-        shape = encoder_shape(encoder, dense_outputs(*of))
+        shape = encoder_shape(encoder, dense_outputs(*target))
         assert shape is not None
         self._shape = shape
         gate = "GATED_" if settings.is_gated else ""
@@ -100,7 +100,7 @@ class DeviceEncoder:
         longest = None if settings.rules is None else settings.rules.longest
         activations = sorted({"NONE", self._follows, self._of_queries})
         counts_distances = settings.distances is not None
-        ops.prepare(catalog.encoder_kernels(*of, shape.pitch, shape.head, longest, activations, counts_distances))
+        ops.prepare(catalog.encoder_kernels(*target, shape.pitch, shape.head, longest, activations, counts_distances))
         self._queries = ATTENTION_ROWS, 2 * ATTENTION_ROWS
         if counts_distances:
             self._queries = catalog.distance_queries(ops.architecture)

@@ -95,16 +95,18 @@ class Cascade(Struct, frozen=True):
             raise ModelError(f"{model}: the margin or a bias of its n-grams is not finite, or beyond {_LARGEST:g}")
         if not TEMPERATURES[0] <= self.temperature <= TEMPERATURES[1]:
             raise ModelError(f"{model}: temperature {self.temperature:g} of its n-grams alone is out of range")
-        of = self.selection
-        if of and not (-_LARGEST <= of.least <= of.cut <= _LARGEST and of.label < classes):
-            raise ModelError(f"{model}: its selection is damaged: from {of.least:g} on for a cut of {of.cut:g}")
+        selection = self.selection
+        if selection and not (-_LARGEST <= selection.least <= selection.cut <= _LARGEST and selection.label < classes):
+            raise ModelError(
+                f"{model}: its selection is damaged: from {selection.least:g} on for a cut of {selection.cut:g}"
+            )
 
     @property
     def about(self) -> dict[str, object]:
         """All that decides scores, as JSON values."""
         about = {"margin": self.margin, "bias": self.bias, "temperature": self.temperature}
-        of = self.selection
-        return {**about, "selection": [of.least, of.cut, of.label]} if of else about
+        selection = self.selection
+        return {**about, "selection": [selection.least, selection.cut, selection.label]} if selection else about
 
 
 def margins(logits: NDArray[np.float32], thresholds: Sequence[float] | None) -> NDArray[np.float32]:

@@ -195,16 +195,18 @@ def compare(name: str, other: str, per: Sequence[str] = (), by: str | None = Non
         raise UsageError("two output folders are compared, at one threshold")
     jobs = [Labels(OutputFolder(place_of(one))) for one in (name, other)]
     _refuse_other_input(*jobs)
-    asked = [_scores_in(job.schema, job.folder.path, by, of)[0] for job, of in zip(jobs, (per, ()), strict=True)]
+    asked = [
+        _scores_in(job.schema, job.folder.path, by, needed)[0] for job, needed in zip(jobs, (per, ()), strict=True)
+    ]
     paths = [*dict.fromkeys(path for job in jobs for _, entry in job.chunks for path, *_ in entry.sources)]
     called = {column: f"c{number}" for number, column in enumerate(per)}
 
     # Join their rows by the place in the input, and count where they differ.
     with rows_on_disk("rows are joined") as database:
-        for table, job, (label, score), of in zip(("first", "second"), jobs, asked, (called, {}), strict=True):
+        for table, job, (label, score), copied in zip(("first", "second"), jobs, asked, (called, {}), strict=True):
             if label is None:
                 raise UsageError(f"{job.folder.path} has no labels: compare those that it was chosen from")
-            columns = {"score": score, "label": label} | {c: column for column, c in of.items()}
+            columns = {"score": score, "label": label} | {c: column for column, c in copied.items()}
             pieces = chain([job.schema.empty_table()], _rows_of_job(job, {*ROWS, *columns.values()}))
             given = ({c: _best(rows.column(n)) for c, n in columns.items()} | _place(rows, paths) for rows in pieces)
             _fill(database, table, given)

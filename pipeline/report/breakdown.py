@@ -253,16 +253,16 @@ def _shares(spans: list[Span], elsewhere: list[Span], begin: float, end: float) 
     others is not the cause.
     """
     # Cut the time wherever a span begins or ends, and find the spans that are active between the cuts.
-    of: dict[str, list[Span]] = defaultdict(list)
+    by_name: dict[str, list[Span]] = defaultdict(list)
     for span in [*spans, *elsewhere]:
         if not (span.lane == "wait" and span.device):  # leave out an engine that waits for its own device
-            of[span.name if span.name in _NAMED else span.lane].append(span)
-    of["compute"] = of["compute"] or of["infer"]
-    bounds = [moment for some in of.values() for one in some for moment in (one.start, one.end)]
+            by_name[span.name if span.name in _NAMED else span.lane].append(span)
+    by_name["compute"] = by_name["compute"] or by_name["infer"]
+    bounds = [moment for some in by_name.values() for one in some for moment in (one.start, one.end)]
     edges = np.unique(np.array([begin, end, *bounds]).clip(begin, end))
     middles, left = (edges[1:] + edges[:-1]) / 2, np.diff(edges) / (end - begin)
     active: dict[str, np.ndarray[Any, Any]] = defaultdict(lambda: np.zeros(len(middles), np.int64))
-    active |= {name: _active(some, middles) for name, some in of.items()}
+    active |= {name: _active(some, middles) for name, some in by_name.items()}
     is_own = (middles >= min(s.start for s in spans)) & (middles < max(s.end for s in spans))
     shares = dict.fromkeys(("compute", *CAUSES), 0.0)
 

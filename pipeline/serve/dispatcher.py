@@ -424,8 +424,8 @@ class Dispatcher:
         data = {top_k: (cut_rows.tobytes(), cut_rows.itemsize) for top_k, cut_rows in rows_of.items()}
         at = 0
         for request, first, last in batch.pieces:
-            of, size = data[request.top_k]
-            request.add(first, last, of[at * size : (at + last - first) * size])
+            row_bytes, size = data[request.top_k]
+            request.add(first, last, row_bytes[at * size : (at + last - first) * size])
             at += last - first
 
     def _give_up(self, piece: Piece, error: EngineLost) -> None:

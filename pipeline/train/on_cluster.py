@@ -127,8 +127,8 @@ def _run_part(examples: Examples, part: Part, neighbours: int, topic: str) -> Ou
 
 def _end_parts(topic: str, at_once: bool = True) -> None:
     """End this worker's parts of a run at once, or ask them to stop between two steps."""
-    for (of, _), process in list(_RUNNING.items()):
-        if of == topic:
+    for (of_run, _), process in list(_RUNNING.items()):
+        if of_run == topic:
             (process.kill if at_once else process.stop)()
 
 
