@@ -111,9 +111,9 @@ def classify(
         raise UsageError("workers is for a cluster that is started here, and client has its own: leave one of them out")
     loaded = load_models(model, settings.network, settings.preparation)
     if settings.precision == "int8":
-        for own in loaded.every:
-            if own.has_network:
-                scales_of(own)  # each worker needs them, so fail before one is started
+        for one in loaded.every:
+            if one.has_network:
+                scales_of(one)  # each worker needs them, so fail before one is started
     # Run the job, and move its rows to one file if `output` names a file.
     on = client or _embedded(settings.workers)
     request = JobRequest(source, folder, loaded, on, settings, progress or Progress(), stop or _never)

@@ -243,7 +243,9 @@ def promised(about: Mapping[str, Any]) -> str:
     if "labels" in promise:
         return f"{line}{100 * promise['labels']:.5g}% of all labels are the encoder's own"
     whose = f" for {promise['of']}" if "of" in promise else ""
-    return f"{line}{100 * promise['recall']:.3g}% of the top {100 * promise['top']:.3g}% by its score{whose} are in them"
+    return (
+        f"{line}{100 * promise['recall']:.3g}% of the top {100 * promise['top']:.3g}% by its score{whose} are in them"
+    )
 
 
 class Found(NamedTuple):

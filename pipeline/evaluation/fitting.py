@@ -267,9 +267,9 @@ def _by_class(model: Model, scores: Doubles, truth: NDArray[np.int64], files: di
     """
     turn, labels, corrected = np.arange(len(truth)) % _FOLDS, scores.argmax(axis=1), scores.copy()
     for fold in range(_FOLDS):
-        own = turn == fold
-        best = fitted_by_class(scores[~own], truth[~own]).scores(labels[own], scores[own].max(axis=1))
-        corrected[own] = with_best(scores[own], labels[own], best)
+        in_fold = turn == fold
+        best = fitted_by_class(scores[~in_fold], truth[~in_fold]).scores(labels[in_fold], scores[in_fold].max(axis=1))
+        corrected[in_fold] = with_best(scores[in_fold], labels[in_fold], best)
     before, after = (np.log(np.maximum(one, np.finfo(np.float64).tiny)) for one in (scores, corrected))
     figures = improvement(before, after, truth)
     found = fitted_by_class(scores, truth) if figures["log loss after"] < figures["log loss before"] else None

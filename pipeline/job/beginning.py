@@ -428,19 +428,19 @@ def update_of(
         earlier = folder.totals(left, manifest.fingerprint.id, {*range_numbers(left)} - {*withdrawn})
     # Choose the files to label, and count the others for the report.
     by_path, stay = {file.path: file for file in now.found}, {file.path for file in left.files}
-    own = [path for path in by_path if path not in stay] if saved is None else [file.path for file in saved.files]
+    to_label = [path for path in by_path if path not in stay] if saved is None else [file.path for file in saved.files]
     growth = Growth(
-        new=len({*own} & {*differ.new}),
+        new=len({*to_label} & {*differ.new}),
         before=len(whole.files),
         changed=tuple(path for path in differ.changed if path in stay),
         gone=tuple(path for path in differ.gone if path in stay),
-        later=len((by_path.keys() - stay - {*own}) | (stale & stay)),
-        again=len({*own} & {*differ.changed}),
+        later=len((by_path.keys() - stay - {*to_label}) | (stale & stay)),
+        again=len({*to_label} & {*differ.changed}),
         removed=len({*differ.gone} - stay),
     )
     # Put together the update, whose first range comes after all ranges of the job.
-    files, first = [by_path[path] for path in own if path in by_path], max(least, whole.ranges)
-    earlier = _without_repaired(earlier, {*own})
+    files, first = [by_path[path] for path in to_label if path in by_path], max(least, whole.ranges)
+    earlier = _without_repaired(earlier, {*to_label})
     return Update(manifest, len(manifest.updates) + 1, saved, left, earlier, files, withdrawn, growth, first)
 
 

@@ -295,7 +295,7 @@ class _ChunkPipeline(AbstractContextManager["_ChunkPipeline"]):
 
     def start(self, chunk: Chunk | Skipped, spans: list[Span]) -> None:
         """Start to label a chunk that was read. The spans of its reading move from `spans` to the chunk."""
-        own = drain(spans)  # threads that parse ahead go on appending to it
+        read_spans = drain(spans)  # threads that parse ahead go on appending to it
         self.started += 1
         if isinstance(chunk, Skipped):
             before = CommittedChunk(chunk.name, self._committed.pop(chunk.name), [], None, Shown())
@@ -313,9 +313,9 @@ class _ChunkPipeline(AbstractContextManager["_ChunkPipeline"]):
         # A thread labels it, and writes it if its rows have numbers.
         if self._is_unplaced:
             lenient = replace(self._job, strict=False)  # with a wrong guess, these are no real rows
-            self._unplaced.append(STATE.threads.submit(self._infer, chunk, own, needed, lenient))
+            self._unplaced.append(STATE.threads.submit(self._infer, chunk, read_spans, needed, lenient))
             return
-        future = STATE.threads.submit(self._label, chunk, own, needed)
+        future = STATE.threads.submit(self._label, chunk, read_spans, needed)
         self._append(future)
         if self._alone:
             wait([future])

@@ -297,8 +297,8 @@ class DeviceEncoder:
         for first, last in _groups(all_ends, self._rows, _TEXTS):
             count, ends = last - first, (all_ends[first : last + 1] - all_ends[first]).astype(np.int32)
             rows = self._encoded(tokens, first, ends, timed)
-            for own, out in zip(heads, outs, strict=True):
-                head, (steps, weights) = own._heads[is_logits], own._head_arrays[is_logits]
+            for encoder, out in zip(heads, outs, strict=True):
+                head, (steps, weights) = encoder._heads[is_logits], encoder._head_arrays[is_logits]
                 of_block = several if count > several * self._ops.sms and head.longest <= _HEAD_VALUES else one
                 kernel = catalog.encoder_head_kernel(self._element, head.longest, of_block)
                 of_steps = (steps, np.int32(len(head.steps)), weights)

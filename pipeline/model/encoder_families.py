@@ -178,13 +178,13 @@ def trunk_of(stored: Stored) -> Trunk:
         "activation": _ACTIVATIONS[activation],
     }
     # Read the rest, and check the sizes: for weights of another size, transformers would draw random ones.
-    own = body.family.read_trunk(stored, layers)
-    for key, size in _sizes(own.weights, tensors, body).items():
+    trunk = body.family.read_trunk(stored, layers)
+    for key, size in _sizes(trunk.weights, tensors, body).items():
         if config.get(key, size) != size:
             raise ModelError(
                 f"{name}: its {key} in {CONFIG_FILE} is {config[key]!r:.40}, and its weights have {size:,}"
             )
-    return own._replace(settings=settings | own.settings)
+    return trunk._replace(settings=settings | trunk.settings)
 
 
 def _sizes(weights: Mapping[str, Tensor], tensors: Tensors, body: Body) -> dict[str, int]:

@@ -338,10 +338,10 @@ def _files_of(folder: OutputFolder, manifest: Manifest, plan: SavedPlan) -> list
             continue
         range_number, number = map(int, entry.chunk.split("-")[1:])
         if files := of_range.get(range_number):
-            own = [file for file in entry.files if not file.name.startswith(QUARANTINE)]
-            within = (file.name.rpartition("/")[0] for file in own)
+            parts = [file for file in entry.files if not file.name.startswith(QUARANTINE)]
+            within = (file.name.rpartition("/")[0] for file in parts)
             folders = frozenset(known.setdefault(name, name) for name in within)
-            about = _Chunk(entry.file_name, entry.rows_written, sum(file.bytes for file in own), folders)
+            about = _Chunk(entry.file_name, entry.rows_written, sum(file.bytes for file in parts), folders)
             chunks[files.numbers.start].append(((range_number, number), about))
             files.is_sound &= not entry.problems
     # Put the chunks in order, and check that no closing entry is missing.
@@ -407,15 +407,15 @@ def _replace(
 
     """
     job, number, schema = manifest.fingerprint.id, len(manifest.updates) + 1, folder.schema(manifest)
-    own = _plan(plan, joined, part_rows)
+    compaction = _plan(plan, joined, part_rows)
     saved = [folder.plan_of(manifest, n) for n in range(number)]
-    whole = joined_plan([*(one for one in saved if one is not None), own])
-    data = msgspec.json.encode(own) + b"\n"
+    whole = joined_plan([*(one for one in saved if one is not None), compaction])
+    data = msgspec.json.encode(compaction) + b"\n"
     check = partial(_check, folder, manifest, number, sha256(data).digest())
     folder.begin_update(number, data, job)
-    with _undone_if_stopped(folder, manifest, number, own):
-        counted = {entry.chunk: entry.digest for entry in _written(folder, manifest, schema, own, joined, check)}
-        totals = folder.totals(whole, job, {*range_numbers(whole)} - {*(own.withdrawn or ())})
+    with _undone_if_stopped(folder, manifest, number, compaction):
+        counted = {entry.chunk: entry.digest for entry in _written(folder, manifest, schema, compaction, joined, check)}
+        totals = folder.totals(whole, job, {*range_numbers(whole)} - {*(compaction.withdrawn or ())})
         check()
         finish(folder, totals, schema, job, counted, number, len(manifest.updates))
 

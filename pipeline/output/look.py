@@ -96,17 +96,26 @@ def _told(
     """
     # Choose the thresholds, by the quantiles if the scores are no shares.
     column, label, score = asked
-    own, chars, thresholds = called[score], called.get(N_CHARS.name, "NULL::BIGINT"), sorted({*at}) or [*_THRESHOLDS]
-    (span,) = _facts(database, _SPAN.format(score=own, shares=[*_SHARES], table="labelled"))
+    score_column, chars, thresholds = (
+        called[score],
+        called.get(N_CHARS.name, "NULL::BIGINT"),
+        sorted({*at}) or [*_THRESHOLDS],
+    )
+    (span,) = _facts(database, _SPAN.format(score=score_column, shares=[*_SHARES], table="labelled"))
     if not at and not _is_share(span):
         thresholds = sorted({float(f"{share:.2g}") for share in span["shares"]})
 
     # Count the rows of the table, then those of each of the most frequent values.
-    is_above = [f"coalesce({own} >= {least!r}::FLOAT, false)" for least in thresholds]
+    is_above = [f"coalesce({score_column} >= {least!r}::FLOAT, false)" for least in thresholds]
     parts = {"kept": "avg(({one})::INT)", "long": f"avg({chars}) FILTER ({{one}})"}
     parts["short"] = f"avg({chars}) FILTER (NOT {{one}})"
     lists = {name: ", ".join(part.format(one=one) for one in is_above) for name, part in parts.items()}
-    names = {"shares": [*QUANTILES], "score": own, "label": called.get(label or "", "NULL::VARCHAR"), "chars": chars}
+    names = {
+        "shares": [*QUANTILES],
+        "score": score_column,
+        "label": called.get(label or "", "NULL::VARCHAR"),
+        "chars": chars,
+    }
     (every,) = _facts(database, _LOOKED.format(**lists, **names, value="NULL", of=""))
     of_each = {"value": called[column], "of": _OF_THE_MOST_FREQUENT.format(value=called[column])}
     values = _facts(database, _LOOKED.format(**lists, **names, **of_each))
@@ -284,11 +293,13 @@ def _scores_in(schema: pa.Schema, path: object, by: str | None, per: Iterable[st
     labels = {name.removesuffix(end): name for name, end in ends}
     kinds = {f"{prefix}score": pa.float32() for prefix in labels}
     kinds |= {f"{prefix}scores": pa.list_(pa.float32()) for prefix in labels}
-    own = [field.name for field in schema if kinds.get(field.name) == field.type] if by is None else []
-    check_columns(schema, path, None if own else by or "score", per)
+    score_columns = [field.name for field in schema if kinds.get(field.name) == field.type] if by is None else []
+    check_columns(schema, path, None if score_columns else by or "score", per)
     prefixes = sorted(labels, key=len, reverse=True)
-    found = {score: [p for p in prefixes if score.startswith(f"{p}score")] for score in own or [by or "score"]}
-    return [(labels[own[0]] if own else None, score) for score, own in found.items()]
+    found = {
+        score: [p for p in prefixes if score.startswith(f"{p}score")] for score in score_columns or [by or "score"]
+    }
+    return [(labels[matching[0]] if matching else None, score) for score, matching in found.items()]
 
 
 def _place(rows: pa.Table, paths: Sequence[str]) -> dict[str, pa.Array]:

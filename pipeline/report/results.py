@@ -111,7 +111,9 @@ class Results:
         if index is not None:
             return index if len(index) == len(rows) else index.take(rows["row"].to_numpy())
         chunks = ((chunk.index, chunk.table) for chunk in self._in_order())
-        partitions = [own.take(table["row"].to_numpy()) for own, table in chunks if own is not None]
+        partitions = [
+            chunk_index.take(table["row"].to_numpy()) for chunk_index, table in chunks if chunk_index is not None
+        ]
         return partitions[0].append(partitions[1:]) if partitions else None
 
     def join(self, frame: Frame, suffix: str | None) -> Frame:

@@ -143,9 +143,9 @@ def _read_predict(received: Received) -> Asked:
 
 def _write_predict(asked: PredictRequest, is_one: bool, served: Served, predictions: Predictions) -> Reply:
     chosen = asked.parameters or HubParameters()
-    own = "none" if served.is_number else "softmax" if served.thresholds is None else "sigmoid"
-    if chosen.function_to_apply not in (None, "none", own):
-        told = "numbers" if served.is_number else f"of {own}; `none` gives logits"
+    function = "none" if served.is_number else "softmax" if served.thresholds is None else "sigmoid"
+    if chosen.function_to_apply not in (None, "none", function):
+        told = "numbers" if served.is_number else f"of {function}; `none` gives logits"
         raise BadRequest(422, f"function_to_apply: the scores of this model are {told}")
     if asked.truncate is False and predictions.truncated.any():
         number = int(np.argmax(predictions.truncated))

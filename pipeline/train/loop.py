@@ -123,10 +123,12 @@ class TrainingRun:
         self._model = group.wrap(network)
         self._at_once = self._batch if self._cuda else ARTICLES_IN_CACHE
         self._optimizer = _optimizer(network, recipe, from_model)
-        self._shares = torch.tensor([own["share"] for own in self._optimizer.param_groups], device=self._device)
+        self._shares = torch.tensor(
+            [param_group["share"] for param_group in self._optimizer.param_groups], device=self._device
+        )
         self._rates = torch.zeros_like(self._shares)  # on the device, where a replayed graph reads them
-        for own, rate in zip(self._optimizer.param_groups, self._rates, strict=True):
-            own["lr"] = rate
+        for param_group, rate in zip(self._optimizer.param_groups, self._rates, strict=True):
+            param_group["lr"] = rate
         self._replayed = Replayed(self._train_on, eager) if self._cuda else None
         self._steps = 0
         self._losses = torch.zeros((), device=self._device)
@@ -313,10 +315,12 @@ class TrainingRun:
             self.network.load_state_dict(checkpoint.tensors["weights"])
             self.average.load_state_dict(checkpoint.tensors["average"])
         for name, parameter in self.network.named_parameters():
-            own = self._optimizer.state[parameter] = {"step": torch.tensor(float(self._steps), device=self._device)}
+            adam_state = self._optimizer.state[parameter] = {
+                "step": torch.tensor(float(self._steps), device=self._device)
+            }
             for key, part in (("exp_avg", "first"), ("exp_avg_sq", "second")):
                 saved = None if checkpoint is None else checkpoint.tensors[part][name].to(self._device)
-                own[key] = torch.zeros_like(parameter) if saved is None else saved
+                adam_state[key] = torch.zeros_like(parameter) if saved is None else saved
         tensors = [p.detach() for p in (*self.network.parameters(), *self.average.parameters())]
         tensors += [state[key] for state in self._optimizer.state.values() for key in ("exp_avg", "exp_avg_sq")]
         self._group.copy_of_first(tensors)
@@ -341,7 +345,9 @@ def _optimizer(network: PackedCNN, recipe: Recipe, from_model: bool) -> torch.op
         decay = recipe.weight_decay / slower if parameter.ndim > 1 else 0.0
         share = slower * (recipe.init_rate if from_model and not name.startswith("fc3.") else 1.0)
         groups.setdefault((decay, share), []).append(parameter)
-    settings = [{"params": own, "weight_decay": decay, "share": share} for (decay, share), own in groups.items()]
+    settings = [
+        {"params": parameters, "weight_decay": decay, "share": share} for (decay, share), parameters in groups.items()
+    ]
     return torch.optim.AdamW(settings, fused=True)
 
 

@@ -116,8 +116,8 @@ def _workers_of(client: Client, least: int) -> list[str]:
 def _run_part(examples: Examples, part: Part, neighbours: int, topic: str) -> Outcome | None:
     """Run a part as a worker's task. neighbours: the number of workers on its host."""
     worker, loopback = get_worker(), _is_loopback(part.meeting)
-    own = replace(part, threads=share_of_cores(neighbours))
-    process = _RUNNING[topic, part.rank] = Process(own, examples, loopback)
+    local_part = replace(part, threads=share_of_cores(neighbours))
+    process = _RUNNING[topic, part.rank] = Process(local_part, examples, loopback)
     try:
         return process.follow(lambda what: worker.log_event(topic, pickle.dumps(what)))
     finally:

@@ -86,14 +86,14 @@ def suspects(
     probable = scores if stacked is None else stacked
     # Choose the rows to list.
     label, count = probable.argmax(axis=1), len(data.classes)
-    own, best = probable[each, truth], probable[each, label]
-    usual = np.bincount(truth, own, count) / np.maximum(np.bincount(truth, minlength=count), 1)
+    truth_scores, best = probable[each, truth], probable[each, label]
+    usual = np.bincount(truth, truth_scores, count) / np.maximum(np.bincount(truth, minlength=count), 1)
     doubted = np.flatnonzero((label != truth) & ~(np.zeros(len(rows), np.bool_) if decided is None else decided[rows]))
-    found = doubted[np.argsort(own[doubted], kind="stable")][: int((best >= usual[label])[doubted].sum())]
+    found = doubted[np.argsort(truth_scores[doubted], kind="stable")][: int((best >= usual[label])[doubted].sum())]
     # Make the table.
     assert data.places is not None
     table = data.places.take(pa.array(rows[found]))
-    for name, numbers, probabilities in (("truth", truth, own), ("label", label, best)):
+    for name, numbers, probabilities in (("truth", truth, truth_scores), ("label", label, best)):
         table = table.append_column(name, pa.array([data.classes[i] for i in numbers[found]], pa.string()))
         of_name = "truth_score" if name == "truth" else "score"
         table = table.append_column(of_name, pa.array(probabilities[found].astype(np.float32)))

@@ -340,7 +340,7 @@ def _parse_at_once(records: Records, odd: NDArray[np.bool_], types: _Types, sele
     # Note the rows of keys that are not copied.
     numbers, columns = np.flatnonzero(~odd), zip(others.column_names, others.columns, strict=True)
     rows = {name: numbers[column.is_valid().to_numpy()] for name, column in columns}
-    return _Parsed(table, odd, commonest_rows([{name: own for name, own in rows.items() if len(own)}]))
+    return _Parsed(table, odd, commonest_rows([{name: found for name, found in rows.items() if len(found)}]))
 
 
 def _strings(table: pa.Table, name: str) -> pa.ChunkedArray:

@@ -65,11 +65,11 @@ class _Reading:
                 return
             # One item is sent while the next one is read.
             for item in ahead([partial(self._items, request, spans)], 1, 1):
-                own, apart = drain(spans), None
+                item_spans, apart = drain(spans), None
                 if isinstance(item, Chunk):
                     self._send(Size(bytes_of(item)))
                     apart = item.text if request.are_texts_apart and item.text_bytes else None
-                self._send(Item(item, [*own, *drain(STORE_WAITS)]), apart)
+                self._send(Item(item, [*item_spans, *drain(STORE_WAITS)]), apart)
                 del item, apart  # freed before the next item is read
         except Closed:
             raise
