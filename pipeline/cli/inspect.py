@@ -413,7 +413,7 @@ def _show_output(name: str, as_json: bool) -> None:
         console.print(table)
 
 
-def _show_rows(name: str, other: str | None, asked: Facts, page: Path | None, as_json: bool) -> None:
+def _show_rows(name: str, other: str | None, options: Facts, page: Path | None, as_json: bool) -> None:
     """Print the scores by the values of columns, as `look` finds them, or how two jobs differ, as `compare` does."""
     from ..processes.child import spare_pandas
 
@@ -422,7 +422,7 @@ def _show_rows(name: str, other: str | None, asked: Facts, page: Path | None, as
 
     if page is not None and (other is not None or find_spec("matplotlib") is None):
         raise UsageError(f"--report shows one job, and needs Matplotlib: {install('report')}")
-    told: Any = look(name, **asked) if other is None else compare(name, other, **asked)
+    told: Any = look(name, **options) if other is None else compare(name, other, **options)
     if page is not None:
         from ..report.page import save_looked
 

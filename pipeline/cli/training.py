@@ -107,8 +107,8 @@ class TrainingProgress:
             if test := figures.get("test"):
                 rows_right = f"of {test['rows']:,} rows right"
                 self._console.print(f"test: {name} {share_of_card(test, 'accuracy')} {rows_right}", soft_wrap=True)
-        if "promise" in (asked := card.get(CARD, {})):
-            self._console.print(promised(asked), soft_wrap=True)
+        if "promise" in (about_chain := card.get(CARD, {})):
+            self._console.print(promised(about_chain), soft_wrap=True)
         if "test" in card and "heads" not in card:
             test = card["test"]
             if "accuracy" in test:

@@ -19,7 +19,7 @@ from ..errors import UsageError
 from ..labelling.scored import texts_of
 from ..measures.reliability import improvement, reliability
 from ..model import cascade as cascades
-from ..model.cascade import AGREEMENT, ASKS, Cascade, asked, cuts, margins
+from ..model.cascade import AGREEMENT, ASKS, Cascade, cuts, margins, needs_network
 from ..model.charcnn import Model
 from ..model.loading import load_model
 from ..model.ngrams import MOST_READ, NGrams
@@ -455,7 +455,7 @@ def fitted_cascade(
         margin = worst[allowed_losses]
     margin = float(np.nextafter(np.float32(margin), np.float32(np.inf))) if margin else 0.0
     temperature = None if truth is None or thresholds is not None else fitted(alone.astype(np.float64), truth)
-    share, stays = float(asked(alone, margin, thresholds).mean()), 1 - int((worst >= margin).sum()) / len(whole)
+    share, stays = float(needs_network(alone, margin, thresholds).mean()), 1 - int((worst >= margin).sum()) / len(whole)
     return Cascade(margin, share, stays, tuple(bias.tolist()), temperature or 1.0)
 
 
@@ -495,7 +495,7 @@ def _ways(
 ) -> dict[str, tuple[Doubles, NDArray[np.bool_]]]:
     """Return for each of ASKS the scores of N rows, [N, classes], and which rows the network is asked about, [N]."""
     alone = branch + np.array(cascade.bias, np.float32)
-    some = asked(alone, cascade.margin, None)
+    some = needs_network(alone, cascade.margin, None)
     of_whole, of_alone = probabilities(whole, temperature), probabilities(alone.astype(np.float64), cascade.temperature)
     rows = {"all": np.ones(len(some), np.bool_), "uncertain": some, "none": np.zeros(len(some), np.bool_)}
     return {name: (np.where(rows[name][:, None], of_whole, of_alone), rows[name]) for name in ASKS}

@@ -168,13 +168,15 @@ class Resumed:
         """The saved plan without the ranges that are put off."""
         return without(self.saved, self.put_off) if self.saved is not None and self.put_off else self.saved
 
-    def plan(self, folder: OutputFolder, files: Files, asked: Selection, cut: bool) -> Plan | None:
-        """Return the plan, or None if it must be made again. asked: what the options select. Raises OutputError."""
+    def plan(self, folder: OutputFolder, files: Files, requested: Selection, cut: bool) -> Plan | None:
+        """Return the plan, or None if it must be made again. requested: what the options select. Raises OutputError."""
         if self.left is not None and (self.is_updated or self.left.whole is not UNSET):
-            return plan_again(self.left, files.found, asked)
+            return plan_again(self.left, files.found, requested)
         data, settings = folder.plan(), self.before.fingerprint.settings
         path = folder.path / PLAN
-        return None if data is None else plan_from(data, files.found, asked, settings.chunk_size, path, settings.limit)
+        return (
+            None if data is None else plan_from(data, files.found, requested, settings.chunk_size, path, settings.limit)
+        )
 
 
 @dataclass(frozen=True)
@@ -219,18 +221,18 @@ class Update:
     def is_empty(self) -> bool:
         return self.saved is None and not (self.files or self.withdrawn)
 
-    def plan(self, _: OutputFolder, listed: Files, asked: Selection, cut: bool) -> Plan:
+    def plan(self, _: OutputFolder, listed: Files, requested: Selection, cut: bool) -> Plan:
         """Return the plan of the update. It uses the columns of the job, and its range numbers follow those of the job.
 
-        listed: the input. asked: what the options select. cut: as in `plan_files`. Raises OutputError.
+        listed: the input. requested: what the options select. cut: as in `plan_files`. Raises OutputError.
         """
         if self.saved is not None:
-            return plan_again(self.saved, self.files, asked)
+            return plan_again(self.saved, self.files, requested)
         if self.whole.first is None:
             what = "no file of the job could be read, so its columns are not known"
             raise OutputError(f"{what}. Start again with --overwrite")
         path, names = self.whole.first
-        selection = resolved(self.whole, asked)
+        selection = resolved(self.whole, requested)
         files = bound(self.files, selection)
         sizes = files_in_ranges(files, self.whole.chunk_rows)
         return Plan(

@@ -179,15 +179,15 @@ def _opened(
 
     """
     # Rows of stdin are read as they arrive.
-    asked = options.selection(models)
+    requested = options.selection(models)
     refuse_files(source, None, (), options)
     if isinstance(source, Stdin):
-        selection = source.open(asked)
+        selection = source.open(requested)
         return selection, _of_stdin(first_chunks(source.arriving(selection, batch_rows), options.limit))
     # Files are planned, and read in order.
     given = named_input(source, models, options)
-    asked = with_class_numbers(given, asked)
-    planned = open_input(given, asked, options.chunk_size or batch_rows, limit=options.limit)
+    requested = with_class_numbers(given, requested)
+    planned = open_input(given, requested, options.chunk_size or batch_rows, limit=options.limit)
     if isinstance(given, Files):
         piped.left_out, piped.files = given.left_out, len(given.found) + len(given.problems)
     piped.problems += [message for _, message in planned.problems]

@@ -117,7 +117,7 @@ def margins(logits: NDArray[np.float32], thresholds: Sequence[float] | None) -> 
     return np.asarray(largest[:, 1] - largest[:, 0])
 
 
-def asked(logits: NDArray[np.float32], margin: float, thresholds: Sequence[float] | None) -> NDArray[np.bool_]:
+def needs_network(logits: NDArray[np.float32], margin: float, thresholds: Sequence[float] | None) -> NDArray[np.bool_]:
     """Return whether the network must score each text, [N]. logits: from the n-grams alone, fp32 [N, classes]."""
     sure: NDArray[np.bool_] = margins(logits, thresholds) >= np.float32(margin)
     return ~sure

@@ -82,20 +82,23 @@ def look(name: str, per: Sequence[str], by: str | None = None, at: Sequence[floa
     with rows_on_disk("scores are counted") as database:
         pieces = chain([schema.empty_table()], read({*names}))
         _fill(database, "labelled", ({c: _best(rows.column(n)) for n, c in called.items()} for rows in pieces))
-        asked = [(column, label, score) for column in per for label, score in models]
-        return [{"column": one[0], "score": one[2], **_told(database, called, one, at)} for one in asked]
+        chosen_columns = [(column, label, score) for column in per for label, score in models]
+        return [{"column": one[0], "score": one[2], **_told(database, called, one, at)} for one in chosen_columns]
 
 
 def _told(
-    database: DuckDBPyConnection, called: Mapping[str, str], asked: tuple[str, str | None, str], at: Sequence[float]
+    database: DuckDBPyConnection,
+    called: Mapping[str, str],
+    chosen_columns: tuple[str, str | None, str],
+    at: Sequence[float],
 ) -> Facts:
     """Return one result of `look`, computed from the table `labelled`.
 
-    called: the names of the columns in the table. asked: the columns of the value, the label and the score. at: the
-    thresholds. Raises UsageError if there are no rows.
+    called: the names of the columns in the table. chosen_columns: the columns of the value, the label and the score.
+    at: the thresholds. Raises UsageError if there are no rows.
     """
     # Choose the thresholds, by the quantiles if the scores are no shares.
-    column, label, score = asked
+    column, label, score = chosen_columns
     score_column, chars, thresholds = (
         called[score],
         called.get(N_CHARS.name, "NULL::BIGINT"),
@@ -204,7 +207,7 @@ def compare(name: str, other: str, per: Sequence[str] = (), by: str | None = Non
         raise UsageError("two output folders are compared, at one threshold")
     jobs = [Labels(OutputFolder(place_of(one))) for one in (name, other)]
     _refuse_other_input(*jobs)
-    asked = [
+    chosen_columns = [
         _scores_in(job.schema, job.folder.path, by, needed)[0] for job, needed in zip(jobs, (per, ()), strict=True)
     ]
     paths = [*dict.fromkeys(path for job in jobs for _, entry in job.chunks for path, *_ in entry.sources)]
@@ -212,7 +215,9 @@ def compare(name: str, other: str, per: Sequence[str] = (), by: str | None = Non
 
     # Join their rows by the place in the input, and count where they differ.
     with rows_on_disk("rows are joined") as database:
-        for table, job, (label, score), copied in zip(("first", "second"), jobs, asked, (called, {}), strict=True):
+        for table, job, (label, score), copied in zip(
+            ("first", "second"), jobs, chosen_columns, (called, {}), strict=True
+        ):
             if label is None:
                 raise UsageError(f"{job.folder.path} has no labels: compare those that it was chosen from")
             columns = {"score": score, "label": label} | {c: column for column, c in copied.items()}

@@ -119,9 +119,9 @@ def _naive_bayes(data: LabelledArticles, fit: Rows, rows: Rows, grams: Bags) -> 
         judged = [rows]
     given = np.zeros((len(data.labels), len(data.classes)))
     for others in judged:
-        learned, asked = (np.searchsorted(both, some) for some in (np.setdiff1d(fit, others), others))
+        learned, judged_rows = (np.searchsorted(both, some) for some in (np.setdiff1d(fit, others), others))
         model = ComplementNB(alpha=_SMOOTHING).fit(words[learned], data.labels[both[learned]])
-        given[np.ix_(others, model.classes_)] = model.predict_log_proba(words[asked])
+        given[np.ix_(others, model.classes_)] = model.predict_log_proba(words[judged_rows])
     return given[rows]
 
 
@@ -136,14 +136,14 @@ def neighbours(data: LabelledArticles, fit: Rows, rows: Rows, grams: Bags) -> Do
     from sklearn.preprocessing import normalize
 
     both = np.union1d(fit, rows)
-    learned, asked = np.searchsorted(both, fit), np.searchsorted(both, rows)
+    learned, of_rows = np.searchsorted(both, fit), np.searchsorted(both, rows)
     words = TfidfTransformer(sublinear_tf=True).fit_transform(sp.csr_matrix(grams.words)).astype(np.float32)
     means = None if grams.pretrained is None else normalize(grams.pretrained.sums).astype(np.float32)
     texts, nearest = data.text.rows(both).numbered(), min(_NEIGHBOURS, len(fit))
     of_class = np.eye(len(data.classes))[data.labels[fit]]
     shares = np.zeros((len(rows), len(data.classes)))
     for first in range(0, len(rows), _BLOCK):
-        block = asked[first : first + _BLOCK]
+        block = of_rows[first : first + _BLOCK]
         alike = (words[block] @ words[learned].T).toarray()
         if means is not None:
             alike += means[block] @ means[learned].T
