@@ -15,7 +15,7 @@ from ..errors import UsageError
 from ..model.fasttext import MOST_CLASSES
 from ..model.layers import Frame, Layer
 from ..model.ngrams import Kinds
-from .memory_plan import CLOSING, articles_for_a_full_one, most_units
+from .memory_plan import CLOSING_UNITS, articles_for_a_full_one, most_units
 from .storage import STORAGE, Element, Storage
 from .tables import FastTextShape, encoder_layer, lanes
 from .tiles import Launch, LookupTile, ProductTile, Tile, dense_outputs, lookup_tile, product_tile, shared_limit
@@ -126,7 +126,7 @@ def statistics_kernel(layer: Layer) -> Kernel:
 
 @cache
 def first_units_kernel(first: Layer, second: Layer) -> Kernel:
-    instance = f"first_units<{first.pool}, {second.pool}, {CLOSING}, {MOST_WARPS}>"
+    instance = f"first_units<{first.pool}, {second.pool}, {CLOSING_UNITS}, {MOST_WARPS}>"
     return Kernel("first units", "common/packing.cu", instance, MOST_WARPS * WARP)
 
 

@@ -22,7 +22,7 @@ from . import memory_plan
 from .batch_arrays import DeviceBatch, NetworkRows, Packing, Scored
 from .catalog import Kernel, branch_kernels, fasttext_kernels, gather_kernel, network_kernels
 from .driver_calls import copy, launch, record, wait
-from .memory_plan import CLOSING, capacity
+from .memory_plan import CLOSING_UNITS, capacity
 from .ops import Launched, operations
 from .slots import Result, Slot, Sums, Trail
 from .tables import fasttext_shape
@@ -155,7 +155,7 @@ class Network:
 
     def _after_text(self) -> dict[str, cp.ndarray]:
         """Return the output [outputs] of each convolution after block 1 beyond the text, where all rows are equal."""
-        units = CLOSING + 1
+        units = CLOSING_UNITS + 1
         packing = Packing(cp.empty(0, np.int32), cp.asarray([units, 0], np.int32), None, units)
         constants = {}
         stored, saturated = self.ops.stored, cp.zeros(1, np.uint64)
