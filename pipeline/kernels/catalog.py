@@ -626,7 +626,7 @@ class FirstBlock:
 
 @cache
 def first_block(layer: Layer, rows: int, number: str) -> FirstBlock:
-    """Return the kernels of block 1 for groups of `rows` rows. number: one of NUMBERS."""
+    """Return the kernels of block 1 for units of `rows` rows. number: one of NUMBERS."""
 
     def kernel(name: str, *arguments: object) -> Kernel:
         return Kernel(
