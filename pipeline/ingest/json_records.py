@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..kernels.record_ops import DeviceKeys, LineRules, RecordOperations, RecordsToRead, Skipped
+from ..kernels.record_ops import DeviceKeys, LineRules, RecordOperations, RecordsToRead, SkippedLines
 from ..source.rows.chunk import Selection
 from .blocks import keys_of
 
@@ -17,7 +17,7 @@ class JsonRecords:
 
     """
 
-    rules = LineRules(Skipped.BLANK)
+    rules = LineRules(SkippedLines.BLANK)
 
     def __init__(self, selection: Selection) -> None:
         keys = keys_of(selection)

@@ -237,7 +237,7 @@ def _or_null(array: cp.ndarray | None) -> Any:
     return np.uint64(0) if array is None else array
 
 
-class Skipped(IntEnum):
+class SkippedLines(IntEnum):
     """The lines that are not records, numbered as in records/lines.cu. BLANK lines have only white space of JSON."""
 
     NONE = 0
@@ -250,7 +250,7 @@ class LineRules(NamedTuple):
 
     Attributes
     ----------
-    skipped : Skipped
+    skipped : SkippedLines
         The lines that are not records.
     most_crs : int
         How many CRs before an LF belong to the line end.
@@ -259,7 +259,7 @@ class LineRules(NamedTuple):
 
     """
 
-    skipped: Skipped
+    skipped: SkippedLines
     most_crs: int = 1
     quote: int = NOT_THERE
     delimiter: int = NOT_THERE

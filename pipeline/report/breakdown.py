@@ -40,8 +40,8 @@ _FEW_CHUNKS = 3
 _TELLING_SECONDS = 3.0
 """In less time, start and end outweigh the rest, so the verdict names them instead of the size of chunks."""
 
-_WHOLE = 0.8
-"""The share of the rows that chunks may have. If they have fewer on average, something else ends them."""
+_NEARLY_FULL = 0.8
+"""A chunk with less than this share of the row limit was ended by another limit."""
 
 NEAR = 0.5
 """A kernel that reaches this share of a ceiling is bound by it."""
@@ -205,7 +205,7 @@ def break_down(
         devices.append(DeviceTimes(place.host, place.device, place.where, *counts, moments[place.where], shares))
 
     # Name the cause that took the most time. In a short job that is the start.
-    whole = sum(timeline.rows.values()) < _WHOLE * chunk_rows * sum(device.chunks for device in devices)
+    whole = sum(timeline.rows.values()) < _NEARLY_FULL * chunk_rows * sum(device.chunks for device in devices)
     advice = asks(asked, second) if asked > MUCH_ASKED else None
     shared = len(of_device) < len(places)
     bound_by, verdict = _verdict(devices, precision, bool(elsewhere), whole, shared, advice)
