@@ -324,7 +324,7 @@ class _ChunkPipeline(AbstractContextManager["_ChunkPipeline"]):
         """Report what was read of a part of a file, and write its chunks once their rows have numbers.
 
         If the start of the part was a guess, this waits until the client says where the part begins. Returns False if
-        the guess was wrong; `part` then has the true start, and has to be read again. Raises SourceError if a part
+        the guess was wrong; `range` then has the true start, and has to be read again. Raises SourceError if a part
         before this one cannot be read, so that its rows have no numbers.
         """
         _report(self._worker, self._key, end)
