@@ -68,7 +68,9 @@ def main() -> None:
                     is_above = scores[others] >= least
                     if is_above.any():
                         made[way].append((float(right[others][is_above].mean()), float(is_above.mean())))
-            runs.append({"target": target, "rows": count, **{way: _figures(of, target) for way, of in made.items()}})
+            runs.append(
+                {"target": target, "rows": count, **{way: _figures(shares, target) for way, shares in made.items()}}
+            )
     draws = {"draws": options.draws, "learned": _LEARNED, "others": _OTHERS, "accuracy": float(right.mean())}
     write({"about": about(options), **draws, "runs": runs}, options.output)
 

@@ -107,9 +107,9 @@ def main() -> None:
     least_sure = np.argsort(margins(log_scores(alone, model.asking("none").temperature).astype(np.float32), None))
     shares = []
     for share in _SHARES:
-        asked = np.zeros(len(truth), np.bool_)
-        asked[least_sure[: round(share * len(truth))]] = True
-        labels = np.where(asked, of_both[1], of_both[0])
+        needs_network = np.zeros(len(truth), np.bool_)
+        needs_network[least_sure[: round(share * len(truth))]] = True
+        labels = np.where(needs_network, of_both[1], of_both[0])
         figures = {"accuracy": float((labels == truth).mean()), "agreement": float((labels == of_both[1]).mean())}
         shares.append({"share": share, **figures})
     recorded = ("rows", "accuracy", "accuracy_interval", "calibration_error", "calibration_error_before", "thresholds")

@@ -45,11 +45,11 @@ HELD_OUT = 0.02
 class Plain(CharCNN):
     """The network with all rows and one-hot input, as training computed it in the beginning."""
 
-    def groups(self, ids: Tensor) -> Tensor:
-        """Return group 0 for all texts, since this network has no layout by groups."""
+    def units(self, ids: Tensor) -> Tensor:
+        """Return 0 units for all texts, since this network has no layout by units."""
         return torch.zeros(len(ids), dtype=torch.int64, device=ids.device)
 
-    def forward(self, ids: Tensor, groups: int | None = None) -> Tensor:
+    def forward(self, ids: Tensor, units: int | None = None) -> Tensor:
         """Return the logits."""
         return super().forward(ids)
 

@@ -61,8 +61,8 @@ class GuardedApplication(RoutingApplication):
     def _admits(self, request: HTTPServerRequest) -> bool:
         from bokeh.server.util import check_allowlist  # most jobs end without a request
 
-        asked, origin = request.path.split("/", 2), request.headers.get("Origin")
-        if len(asked) < 3 or not secrets.compare_digest(asked[1].encode(), self._token.encode()):
+        parts, origin = request.path.split("/", 2), request.headers.get("Origin")
+        if len(parts) < 3 or not secrets.compare_digest(parts[1].encode(), self._token.encode()):
             return False
         if not check_allowlist(request.host, self._hosts):
             return False

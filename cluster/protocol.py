@@ -15,18 +15,18 @@ PROTOCOLS = ("auto", "tcp", "ucx")
 _ASK_UCX = "import ucxx; print(','.join(sorted(ucxx.get_active_transports())))"
 
 
-def check_protocol(asked: str, tls: bool | None) -> None:
+def check_protocol(requested: str, tls: bool | None) -> None:
     """Raise UsageError for an unknown protocol, or for UCX together with TLS."""
-    if asked not in PROTOCOLS:
-        raise UsageError(f"protocol {asked!r}: choose one of {', '.join(PROTOCOLS)}")
-    if tls and asked == "ucx":
+    if requested not in PROTOCOLS:
+        raise UsageError(f"protocol {requested!r}: choose one of {', '.join(PROTOCOLS)}")
+    if tls and requested == "ucx":
         raise UsageError(
             "UCX together with TLS is refused: UCX traffic is neither encrypted nor bound to one interface. Use "
             "--protocol tcp with --tls, or UCX on hosts and a network that only you can reach"
         )
 
 
-def choose(asked: str, hosts: int, tls: bool | None = None) -> tuple[str, str]:
+def choose(requested: str, hosts: int, tls: bool | None = None) -> tuple[str, str]:
     """Choose the protocol. Return its name in Dask ("tcp", "tls", "ucx"), and a line with the reason and UCX's
     transports.
 
@@ -35,14 +35,14 @@ def choose(asked: str, hosts: int, tls: bool | None = None) -> tuple[str, str]:
 
     Raises UsageError for an unknown protocol, and for UCX if it is not installed or TLS is requested too.
     """
-    check_protocol(asked, tls)
-    if asked == "ucx":
+    check_protocol(requested, tls)
+    if requested == "ucx":
         if not has_ucx():
             raise UsageError(f"protocol ucx needs distributed-ucxx: {install('ucx13')} (or environment.yml)")
         return "ucx", _ucx_line("as requested")
     if tls is not False:
         return "tls", "protocol: TLS over TCP: encrypted, and both ends show a certificate of this job"
-    if asked == "tcp":
+    if requested == "tcp":
         return "tcp", "protocol: TCP, as requested"
     if hosts == 1:
         return "tcp", "protocol: TCP, since all workers are on one host"

@@ -13,7 +13,7 @@ from distributed import Client
 from .ecosystem.frames import function_for
 from .ecosystem.resident import release
 from .errors import UsageError
-from .job.beginning import Request, of_one_file, rooted
+from .job.beginning import JobRequest, of_one_file, rooted
 from .job.run import run_job
 from .job.waits import told_waits
 from .model.charcnn import Model
@@ -111,12 +111,12 @@ def classify(
         raise UsageError("workers is for a cluster that is started here, and client has its own: leave one of them out")
     loaded = load_models(model, settings.network, settings.preparation)
     if settings.precision == "int8":
-        for own in loaded.every:
-            if own.has_network:
-                scales_of(own)  # each worker needs them, so fail before one is started
+        for one in loaded.every:
+            if one.has_network:
+                scales_of(one)  # each worker needs them, so fail before one is started
     # Run the job, and move its rows to one file if `output` names a file.
     on = client or _embedded(settings.workers)
-    request = Request(source, folder, loaded, on, settings, progress or Progress(), stop or _never)
+    request = JobRequest(source, folder, loaded, on, settings, progress or Progress(), stop or _never)
     result = run_job(request)
     if one_file and folder and folder.store.has(SUCCESS):
         result = result.in_file(one_file)

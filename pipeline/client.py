@@ -123,8 +123,8 @@ class Client(_Connection):
             For a str instead of a list.
 
         """
-        asked = _asked(texts, model, top_k, scores)
-        return list(self._ask("POST", "/v1/classify", json=asked).json()["results"])
+        body = _body(texts, model, top_k, scores)
+        return list(self._ask("POST", "/v1/classify", json=body).json()["results"])
 
     def classify_arrow(
         self, texts: pa.Array | pa.ChunkedArray, model: str | None = None, top_k: int = 1, scores: bool = False
@@ -208,8 +208,8 @@ class AsyncClient(_Connection):
             As in `Client.classify`, which also documents the errors.
 
         """
-        asked = _asked(texts, model, top_k, scores)
-        return list((await self._ask("POST", "/v1/classify", json=asked)).json()["results"])
+        body = _body(texts, model, top_k, scores)
+        return list((await self._ask("POST", "/v1/classify", json=body)).json()["results"])
 
     async def classify_arrow(
         self, texts: pa.Array | pa.ChunkedArray, model: str | None = None, top_k: int = 1, scores: bool = False
@@ -251,7 +251,7 @@ class AsyncClient(_Connection):
             raise _unreachable(self._http.base_url, error) from error
 
 
-def _asked(texts: Sequence[str], model: str | None, top_k: int, scores: bool) -> dict[str, Any]:
+def _body(texts: Sequence[str], model: str | None, top_k: int, scores: bool) -> dict[str, Any]:
     if isinstance(texts, str):
         raise UsageError("a str is not a list of texts: give a list of strings")
     return {"texts": list(texts), "model": model, "top_k": top_k, "scores": scores}
@@ -261,8 +261,8 @@ def _stream(texts: pa.Array | pa.ChunkedArray, model: str | None, top_k: int, sc
     table, sink = pa.table({"text": texts}), pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, table.schema) as writer:
         writer.write_table(table)
-    asked: dict[str, Any] = {"top_k": top_k, "scores": scores} | ({} if model is None else {"model": model})
-    return {"content": bytes(sink.getvalue()), "headers": {"content-type": _ARROW}, "params": asked}
+    parameters: dict[str, Any] = {"top_k": top_k, "scores": scores} | ({} if model is None else {"model": model})
+    return {"content": bytes(sink.getvalue()), "headers": {"content-type": _ARROW}, "params": parameters}
 
 
 def _table(content: bytes) -> pa.Table:

@@ -76,7 +76,7 @@ def run_undisturbed(name: str, folder: Path, options: tuple[str, ...]) -> Job:
     (folder / "in").mkdir(parents=True)
     write, more = _KINDS[name]
     write(folder / "in", _rows(name))
-    asked = (
+    arguments = (
         "classify",
         "in",
         "--root",
@@ -86,7 +86,7 @@ def run_undisturbed(name: str, folder: Path, options: tuple[str, ...]) -> Job:
         *more,
         *options,
     )  # relative paths, so it runs in any folder
-    command = (sys.executable, "-m", "broadsheet", *asked)
+    command = (sys.executable, "-m", "broadsheet", *arguments)
     began = time.perf_counter()
     subprocess.run([*command, "-o", "out"], cwd=folder, env=environment(), check=True, capture_output=True)
     return Job(name, folder, command, time.perf_counter() - began)

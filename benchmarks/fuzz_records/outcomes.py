@@ -78,8 +78,8 @@ def tried(trial: Trial, seed: int, device: str, folder: Path, until: float) -> O
         lines = sum(path.read_bytes().count(b"\n") for path in paths)
         for look in looks:
             try:
-                for part, found in _both_ways(device).read(paths, look, counts):
-                    differences.append(_placed(trial, look, part, found))
+                for range_, found in _both_ways(device).read(paths, look, counts):
+                    differences.append(_placed(trial, look, range_, found))
             except (SourceError, UsageError) as error:
                 unread.append(error.message)
         # Keep the files if anything differs.
@@ -90,12 +90,12 @@ def tried(trial: Trial, seed: int, device: str, folder: Path, until: float) -> O
     return Outcome(trial, counts, lines, differences, unread, time.time() - began)
 
 
-def _placed(trial: Trial, look: Look, part: Range, found: Difference) -> dict[str, Any]:
+def _placed(trial: Trial, look: Look, range_: Range, found: Difference) -> dict[str, Any]:
     """Return a difference as values for the record, with its place."""
     return {
         "trial": trial.number,
         "file": trial.suffix,
-        "range": f"{part.part} of {part.parts}",
+        "range": f"{range_.part_number} of {range_.parts}",
         "look": str(look),
         **found._asdict(),
     }

@@ -156,8 +156,8 @@ class BothWays:
             return
         # Read each in both ways, and compare.
         start: Start | None = None
-        for part in _ranges(plan, look):
-            known = replace(part, start=start) if part.part and not look.is_guessed else part
+        for range_ in _ranges(plan, look):
+            known = replace(range_, start=start) if range_.part_number and not look.is_guessed else range_
             by_host = [*_items(read_by_host(known, plan.selection, look.chunk_rows, _never))]
             blocks = Blocks()
             by_device = [*_items(self.by_device(known, plan.selection, look, blocks))]
@@ -166,7 +166,7 @@ class BothWays:
                 yield known, found
             start = _start_after(by_host, start)
 
-    def by_device(self, part: Range, selection: Selection, look: Look, blocks: Blocks) -> Generator[Any, None, None]:
+    def by_device(self, range_: Range, selection: Selection, look: Look, blocks: Blocks) -> Generator[Any, None, None]:
         """Read a range in blocks, and yield what `read_range` yields. blocks: the counts, to which the method adds."""
         readers, lock = self._readers_of(look.slot_bytes)
 
@@ -174,7 +174,7 @@ class BothWays:
             reader: BlockReader = self._reader(blocks, lock, form, path, selection)
             return reader
 
-        return read_by_device(readers, opened, part, selection, look.chunk_rows, _never, [])
+        return read_by_device(readers, opened, range_, selection, look.chunk_rows, _never, [])
 
     def _readers_of(self, slot_bytes: int) -> tuple[Readers, Callable[[int], None]]:
         """Return a reader process with blocks of this size, and the function that page-locks a block."""

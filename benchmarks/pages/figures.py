@@ -95,8 +95,8 @@ def asked_about(shipped: Result) -> list[Result]:
     """
     networks = shipped.networks
     kind = type(networks)
-    rows = [kind(of, asked=of.share, error=f"{of.calibration_error:.3f}") for of in networks.values()]
-    rows += [kind(of, asked=of.share, error="") for of in shipped.shares]
+    rows = [kind(each, asked=each.share, error=f"{each.calibration_error:.3f}") for each in networks.values()]
+    rows += [kind(share, asked=share.share, error="") for share in shipped.shares]
     names = {networks.none.share: "none", networks["all"].share: "all"}
     names[networks.uncertain.share] = f"**{networks.uncertain.share:.1%}: by the margin**"
     rows.sort(key=lambda row: float(row.share))
@@ -198,9 +198,9 @@ def mean_of(runs: list[Result], way: str) -> str:
     return f"{mean(run[way] for run in runs):.1f}"
 
 
-def ahead(runs: list[Result], *of: str) -> float:
+def ahead(runs: list[Result], *among: str) -> float:
     """Return our lead over the best of some peers, as the mean over the seeds. By default, both of scikit-learn."""
-    peers = of or ("words", "words or characters")
+    peers = among or ("words", "words or characters")
     return min(mean(run.ours - run[peer] for run in runs) for peer in peers)
 
 

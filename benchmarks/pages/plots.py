@@ -113,7 +113,7 @@ def _latency(axes: Axes, row: dict[str, Any], color: str) -> None:
             step["rate"], step["p99_ms"], s=12, facecolors=color if whole else "none", edgecolors=color, lw=0.8
         )
     beside = [step for step in zip_longest(*runs) if sum(point is not None for point in step) > len(runs) / 2]
-    of = [[point for point in step if point is not None] for step in beside]
-    rates = [statistics.median(point["rate"] for point in step) for step in of]
-    slowest = [statistics.median(point["p99_ms"] for point in step) for step in of]
+    answered = [[point for point in step if point is not None] for step in beside]
+    rates = [statistics.median(point["rate"] for point in step) for step in answered]
+    slowest = [statistics.median(point["p99_ms"] for point in step) for step in answered]
     axes.plot(rates, slowest, color=color, linewidth=1, label=row["stack"])

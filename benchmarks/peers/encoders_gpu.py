@@ -83,15 +83,15 @@ class Forward:
         torch.cuda.synchronize()
 
     def _batch(self, ids: torch.Tensor, there: torch.Tensor | None) -> None:
-        of, (texts, most) = self.weights, ids.shape
+        weights, (texts, most) = self.weights, ids.shape
 
         def linear(x: torch.Tensor, name: str) -> torch.Tensor:
-            return F.linear(x, of[name], of[f"{name}.bias"])
+            return F.linear(x, weights[name], weights[f"{name}.bias"])
 
         def norm(x: torch.Tensor, name: str) -> torch.Tensor:
-            return F.layer_norm(x, x.shape[-1:], of[f"{name}.weight"], of[f"{name}.bias"], 1e-12)
+            return F.layer_norm(x, x.shape[-1:], weights[f"{name}.weight"], weights[f"{name}.bias"], 1e-12)
 
-        x = norm(of["embedding"][ids] + of["places"][:most], "norm")
+        x = norm(weights["embedding"][ids] + weights["places"][:most], "norm")
         for layer in range(self.layers):
             three = linear(x, f"{layer}.queries").view(texts, most, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
             mixed = F.scaled_dot_product_attention(*three, attn_mask=there).transpose(1, 2).reshape(x.shape)

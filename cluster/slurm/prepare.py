@@ -21,9 +21,9 @@ from ..tls import make_certificates, tls_settings
 _LOG_LEVEL = "DASK_DISTRIBUTED__LOGGING__DISTRIBUTED"
 
 
-def main(asked: str, hosts: str, tls: str, folder: str) -> None:
+def main(requested: str, hosts: str, tls: str, folder: str) -> None:
     """Print the lines for `eval`; the reason for the protocol goes to stderr."""
-    protocol, reason = choose(asked, int(hosts), bool(int(tls)) if tls else None)
+    protocol, reason = choose(requested, int(hosts), bool(int(tls)) if tls else None)
     print(reason, file=sys.stderr)
     make_private(Path(folder))
     token = new_token()

@@ -252,7 +252,9 @@ def _engines_ahead(models: Any, options: dict[str, Any]) -> Iterator[None]:
             with catch_warnings():
                 simplefilter("ignore")  # the job shows these warnings
                 loaded = load_models(models, settings.network, settings.preparation).loaded
-            loads = {engine_key(own, *engine_settings): partial(ENGINES.load, own, *engine_settings) for own in loaded}
+            loads = {
+                engine_key(model, *engine_settings): partial(ENGINES.load, model, *engine_settings) for model in loaded
+            }
             stack.enter_context(ENGINES.offered(loads))
         yield
 

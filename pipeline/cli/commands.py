@@ -102,9 +102,9 @@ def _as_now(arguments: list[str]) -> list[str]:
 
 def _options(
     context: typer.Context,
-    asked: bool = typer.Option(False, "--version", help="Print the version and what a bug report needs."),
+    wants_version: bool = typer.Option(False, "--version", help="Print the version and what a bug report needs."),
 ) -> None:
-    if asked:
+    if wants_version:
         from .machine import facts
 
         say(f"broadsheet {version('broadsheet')}")

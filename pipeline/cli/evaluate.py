@@ -18,7 +18,7 @@ from .flags import Json, OneModel, Texts, in_panel, keywords, with_options
 if TYPE_CHECKING:
     from ..evaluation.evaluate import Evaluation, LabelEvaluation
     from ..evaluation.numbers import NumberEvaluation
-    from ..model.cascade import Selection
+    from ..model.cascade import ScoreSelection
     from ..model.charcnn import Model
     from ..options import ReadKeywords
 
@@ -171,7 +171,7 @@ def _evaluate_numbers(model: Model, data: list[str], as_json: bool, options: dic
     return result
 
 
-def _draw_recalls(result: Evaluation | NumberEvaluation, selection: Selection | None, file: Path | None) -> None:
+def _draw_recalls(result: Evaluation | NumberEvaluation, selection: ScoreSelection | None, file: Path | None) -> None:
     """Draw the recall over the share of texts about which a chain asks its encoder.
 
     Does nothing without a file or a chain. Raises UsageError if no row has a score that makes it one of the texts to be

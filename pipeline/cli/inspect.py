@@ -190,13 +190,13 @@ def _of_encoder(encoder: Encoder | TorchEncoder) -> dict[str, str]:
     head = ", ".join(
         [*(f"product, {step}" if step not in NO_PRODUCT else step.replace("_", " ") for step in steps), "product"]
     )
-    of = "the first token" if encoder.settings.pooling == "cls" else "the mean of all tokens"
+    pooled = "the first token" if encoder.settings.pooling == "cls" else "the mean of all tokens"
     return {
         "encoder": f"{layers} of {width} values and {encoder.settings.heads} heads, {encoder.settings.activation}",
         "runs in": f"{encoder.runs_in} on a GPU, NumPy on a CPU",
         "reads": reads,
         **({} if encoder.settings.has_places else {"places": _places(encoder)}),
-        "head": f"of {of}: {head}",
+        "head": f"of {pooled}: {head}",
     }
 
 
@@ -413,7 +413,7 @@ def _show_output(name: str, as_json: bool) -> None:
         console.print(table)
 
 
-def _show_rows(name: str, other: str | None, asked: Facts, page: Path | None, as_json: bool) -> None:
+def _show_rows(name: str, other: str | None, options: Facts, page: Path | None, as_json: bool) -> None:
     """Print the scores by the values of columns, as `look` finds them, or how two jobs differ, as `compare` does."""
     from ..processes.child import spare_pandas
 
@@ -422,7 +422,7 @@ def _show_rows(name: str, other: str | None, asked: Facts, page: Path | None, as
 
     if page is not None and (other is not None or find_spec("matplotlib") is None):
         raise UsageError(f"--report shows one job, and needs Matplotlib: {install('report')}")
-    told: Any = look(name, **asked) if other is None else compare(name, other, **asked)
+    told: Any = look(name, **options) if other is None else compare(name, other, **options)
     if page is not None:
         from ..report.page import save_looked
 

@@ -84,8 +84,8 @@ class TrainingProgress:
             for line in told.lines():
                 self._console.print(f"  {line}", soft_wrap=True)
         if "held_out" in card:
-            of = f", against {card['held_out']['against']}" if "against" in card["held_out"] else ""
-            self._console.print(f"{self._held_out}{of}: {_numbers(card['held_out'])}", soft_wrap=True)
+            against = f", against {card['held_out']['against']}" if "against" in card["held_out"] else ""
+            self._console.print(f"{self._held_out}{against}: {_numbers(card['held_out'])}", soft_wrap=True)
             for name, figures in card["compared with"].items():
                 self._console.print(f"  {name}: {_numbers(figures)}", soft_wrap=True)
         if "held_out_micro_f1" in card:
@@ -105,10 +105,10 @@ class TrainingProgress:
         # Figures on the rows of `--test`.
         for name, figures in card.get("heads", {}).items():
             if test := figures.get("test"):
-                of = f"of {test['rows']:,} rows right"
-                self._console.print(f"test: {name} {share_of_card(test, 'accuracy')} {of}", soft_wrap=True)
-        if "promise" in (asked := card.get(CARD, {})):
-            self._console.print(promised(asked), soft_wrap=True)
+                rows_right = f"of {test['rows']:,} rows right"
+                self._console.print(f"test: {name} {share_of_card(test, 'accuracy')} {rows_right}", soft_wrap=True)
+        if "promise" in (about_chain := card.get(CARD, {})):
+            self._console.print(promised(about_chain), soft_wrap=True)
         if "test" in card and "heads" not in card:
             test = card["test"]
             if "accuracy" in test:

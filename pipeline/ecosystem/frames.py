@@ -141,10 +141,10 @@ def _with_gpu_labels(frame: Any, labels: Labels, suffix: str | None) -> Any:
     return frame.assign(**{name: on_gpu[name] for name in names})
 
 
-def _called(what: str, own: Sequence[str], added: Sequence[str], suffix: str | None) -> list[str]:
+def _called(what: str, columns: Sequence[str], added: Sequence[str], suffix: str | None) -> list[str]:
     """Return the names of the label columns next to other columns. Raises UsageError if a name is taken."""
-    names = [name + suffix if suffix and name in own else name for name in added]
-    if taken := [name for name in names if name in own]:
+    names = [name + suffix if suffix and name in columns else name for name in added]
+    if taken := [name for name in names if name in columns]:
         remedy = "" if suffix else ", or pass suffix='_predicted', for example"
         raise UsageError(f"the {what} has a column {taken[0]!r} already: rename it{remedy}")
     return names
@@ -166,11 +166,11 @@ def _label_dataset(dataset: Any, model: ModelOrModels, options: Options, suffix:
         raise UsageError("label_column is for classify, whose report has the accuracy: a dataset keeps its own column")
     if dataset.features is None:  # a dataset of a generator has none
         names = next((list(row) for row in dataset.take(1)), ["text"])
-        own, features = pa.schema([(name, pa.string()) for name in names]), None
+        schema, features = pa.schema([(name, pa.string()) for name in names]), None
     else:
-        own, features = dataset.features.arrow_schema, dataset.features
-    labels = labels_of(model, options, own)
-    called = _called("dataset", own.names, labels.schema.names, suffix)
+        schema, features = dataset.features.arrow_schema, dataset.features
+    labels = labels_of(model, options, schema)
+    called = _called("dataset", schema.names, labels.schema.names, suffix)
     if features is not None:
         added = Features.from_arrow_schema(labels.schema)
         features = Features({**features, **dict(zip(called, added.values(), strict=True))})

@@ -215,9 +215,9 @@ class Predictions:
             return self
         every = self.all_scores.copy()
         for part in parts_of(model.heads):
-            own = every[:, part]
+            head_scores = every[:, part]
             with np.errstate(invalid="ignore"):
-                own /= own.sum(axis=1, keepdims=True)
+                head_scores /= head_scores.sum(axis=1, keepdims=True)
         return replace(self, all_scores=every)
 
     def cut(self, k: int) -> Predictions:

@@ -32,7 +32,7 @@ from threadpoolctl import threadpool_info
 
 from ..model import quantised, reference
 from ..model.alphabet import text_ends
-from ..model.cascade import asked
+from ..model.cascade import needs_network
 from ..model.charcnn import Model
 from ..model.layers import BIAS, NORM_EPSILON, WHOLE, Layer
 from ..model.ngrams import NGrams, scores_of_ids
@@ -108,12 +108,12 @@ class CpuEngine:
             self._saturated.clear()
             with span("encode", kernels, "compute", self.device_name):
                 ids, n_chars, truncated, unknown = texts.encoded(self.model.alphabet, self._length)
-            probabilities, asked = self._probabilities(texts, ids, kernels)
+            probabilities, asked_count = self._probabilities(texts, ids, kernels)
             with span("head", kernels, "compute", self.device_name):
                 labels, best = reference.top_k(probabilities, top_k)
             saturated = sum(self._saturated)
         every = probabilities if all_scores else None
-        predictions = Predictions(labels, best, every, n_chars, truncated, unknown, saturated, asked=asked)
+        predictions = Predictions(labels, best, every, n_chars, truncated, unknown, saturated, asked=asked_count)
         return predictions.with_numbers(self.model).by_head(self.model).of_whole_texts(texts, self.model)
 
     def _probabilities(self, texts: Texts, ids: NDArray[np.uint8], kernels: list[Span] | None) -> tuple[Floats, int]:
@@ -126,7 +126,7 @@ class CpuEngine:
         if self._alone is not None:
             logits = self._alone.tensors[BIAS].astype(np.float32) + beside
             scores = reference.class_scores(logits, self._alone)
-            rows &= cascade is not None and asked(logits, cascade.margin, self.model.thresholds)
+            rows &= cascade is not None and needs_network(logits, cascade.margin, self.model.thresholds)
         if rows.any():
             logits = self._logits(ids[rows], kernels) + beside[rows]
             scores[rows] = reference.class_scores(logits, self.model)

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from ..errors import BroadsheetError, NoRoom, UsageError
 from ..model import reference
 from ..model.alphabet import count_characters
-from ..model.cascade import asked
+from ..model.cascade import needs_network
 from ..model.charcnn import Model
 from ..model.encoder import Encoder
 from ..model.layers import BIAS
@@ -287,13 +287,13 @@ class EncoderEngine:
         if texts.ids is not None:
             raise UsageError(f"the input is encoded already, and {self.model.name} reads texts: give it the texts")
         if self.first is None:
-            return self._asked(texts, top_k, all_scores, spans, each_kernel, turn)
+            return self._run_encoder(texts, top_k, all_scores, spans, each_kernel, turn)
         first = self.first.classify(texts, top_k, True, spans, each_kernel, turn)
         rows = self._open(first)
         if rows.any():
-            asked = self._asked(texts.take(rows), top_k, True, spans, each_kernel, turn)
+            encoded = self._run_encoder(texts.take(rows), top_k, True, spans, each_kernel, turn)
             for name in ("labels", "scores", "all_scores", "truncated"):
-                getattr(first, name)[rows] = getattr(asked, name)
+                getattr(first, name)[rows] = getattr(encoded, name)
         return replace(first, all_scores=first.all_scores if all_scores else None, asked=int(rows.sum()))
 
     def _open(self, first: Predictions) -> NDArray[np.bool_]:
@@ -302,13 +302,13 @@ class EncoderEngine:
         assert cascade is not None
         assert first.all_scores is not None
         if cascade.selection:
-            of = first.scores[:, 0] if self.model.levels else first.all_scores[:, cascade.selection.label]
-            below: NDArray[np.bool_] = of < np.float32(cascade.selection.least)
+            selecting = first.scores[:, 0] if self.model.levels else first.all_scores[:, cascade.selection.label]
+            below: NDArray[np.bool_] = selecting < np.float32(cascade.selection.least)
             return ~below
         logits = log_scores(first.all_scores, cascade.temperature)
-        return asked(logits.astype(np.float32), cascade.margin, None) | first.overflowed
+        return needs_network(logits.astype(np.float32), cascade.margin, None) | first.overflowed
 
-    def _asked(
+    def _run_encoder(
         self,
         texts: Texts,
         top_k: int,

@@ -19,7 +19,7 @@ from ..kernels.memory_plan import units_by_length
 from ..kernels.ops import Operations, load, tile_shape
 from ..kernels.storage import FLOAT, Storage
 from ..kernels.work import ELEMENT_WISE, PRODUCT, PROFILED, REDUCTION, KernelWork, computed_rows, kernels_of
-from ..model.cascade import asked
+from ..model.cascade import needs_network
 from ..model.charcnn import Model
 from ..model.layers import BIAS, Layer
 from ..model.ngrams import of_network, scores
@@ -68,7 +68,7 @@ def kernels(engine: CudaEngine, texts: Texts) -> list[KernelProfile]:
     with engine.device:
         alone = {launch.kernel.name: _seconds(lambda at=launch: _launch(ops, at)) for launch in launches}  # type: ignore[misc]
     stream = _in_the_network(engine, texts)
-    inner = _asked(model, texts)
+    inner = _texts_for_network(model, texts)
     # Find how much each kernel has to compute and to move.
     works = _works(model, texts, inner, ops.stored)
     rows, count = computed_rows(model, inner), len(inner)
@@ -181,14 +181,14 @@ def _in_the_network(engine: CudaEngine, texts: Texts) -> dict[str, float]:
     return {name: statistics.median(seconds[1:]) for name, seconds in times.items()}
 
 
-def _asked(model: Model, texts: Texts) -> Texts:
+def _texts_for_network(model: Model, texts: Texts) -> Texts:
     """Return the texts that the network scores."""
     if model.cascade is None:
         return texts
     alone, ngrams = model.asking("none"), of_network(model.ngrams, model.name, PROFILED)
     assert ngrams is not None
     logits = alone.tensors[BIAS].astype(np.float32) + scores(texts.data, texts.offsets, ngrams)
-    return texts.take(asked(logits, model.cascade.margin, model.thresholds))
+    return texts.take(needs_network(logits, model.cascade.margin, model.thresholds))
 
 
 def _works(model: Model, given: Texts, texts: Texts, stored: Storage) -> dict[str, KernelWork]:

@@ -40,8 +40,8 @@ class EncoderSharing:
         self._groups = groups
         self._logits: dict[tuple[int, str], tuple[Floats, NDArray[np.bool_], Any]] = {}
         self._tokens: dict[tuple[str, str], Any] = {}
-        own = [engine.compute.vocabulary for group in groups for engine in group]
-        self._several = {vocabulary for vocabulary in own if vocabulary and own.count(vocabulary) > 1}
+        vocabularies = [engine.compute.vocabulary for group in groups for engine in group]
+        self._several = {vocabulary for vocabulary in vocabularies if vocabulary and vocabularies.count(vocabulary) > 1}
 
     def logits(self, engine: EncoderEngine, texts: Texts, spans: list[Span] | None) -> tuple[Floats, NDArray[np.bool_]]:
         """Return the result of `Compute.of_texts` for one of the engines.
@@ -65,8 +65,8 @@ class EncoderSharing:
             # The entry also keeps the texts alive, so that no other texts can have the same address on a GPU.
             for member, logits in zip(members, found, strict=True):
                 self._logits[id(member), key] = logits, is_cut, texts.data
-        own, is_cut, _ = self._logits.pop((id(engine), key))
-        return own, is_cut
+        logits, is_cut, _ = self._logits.pop((id(engine), key))
+        return logits, is_cut
 
     def tokens(self, vocabulary: str, data: Any, offsets: NDArray[np.int64], make: Callable[[], T]) -> T:
         """Return the tokens of texts: those that an encoder with the same vocabulary has made, or new ones.

@@ -151,7 +151,7 @@ class OnTorch:
             (found,), is_cut = self._of_models(texts, [self], spans)
             return [other._logits(found) for other in same], is_cut
         every, is_cut = self._of_models(texts, same, spans)
-        return [other._logits(own) for other, own in zip(same, every, strict=True)], is_cut
+        return [other._logits(outputs) for other, outputs in zip(same, every, strict=True)], is_cut
 
     def _of_models(
         self, texts: Texts, models: Sequence[OnTorch], spans: list[Span] | None
@@ -167,10 +167,10 @@ class OnTorch:
             for group in self._groups(texts, spans):
                 with span("encoder", spans, "compute", self.device_name):
                     found = self._computed(self._model, group.encoded, models)
-                    for own, model, part in zip(parts, models, found, strict=True):
-                        own.append(model._of_overflowed(part, group.encoded))
+                    for of_model, model, part in zip(parts, models, found, strict=True):
+                        of_model.append(model._of_overflowed(part, group.encoded))
                 cut.append(group.is_cut)
-        return [np.concatenate(own) for own in parts], np.concatenate(cut)
+        return [np.concatenate(of_model) for of_model in parts], np.concatenate(cut)
 
     def _groups(self, texts: Texts, spans: list[Span] | None) -> Iterator[_Group]:
         """Yield the tokens of groups of texts. Those of the next group are made while one is computed."""
@@ -182,8 +182,8 @@ class OnTorch:
 
             def make() -> _Group:
                 with span("tokens", spans, "compute", self.device_name):
-                    own = [settings.prompt + text for text in strings(data, places)]
-                    encoded = self.encoder.tokens.encoded(own, settings.most_tokens)
+                    prompted = [settings.prompt + text for text in strings(data, places)]
+                    encoded = self.encoder.tokens.encoded(prompted, settings.most_tokens)
                     return _Group(encoded, np.array([bool(one.overflowing) for one in encoded], np.bool_))
 
             return make() if sharing is None else sharing.tokens(self.vocabulary, data, places, make)
@@ -340,8 +340,8 @@ class Forward:
         given: dict[str, Any] = {name: tensors[name] for name in self._inputs}
         trunk = getattr(self.body, self.body.base_model_prefix)
         with _noting_result(trunk) as noted:
-            own = self.body(**given).logits
-        return [own if head is self else head._of_trunk(noted[0], given) for head in heads]
+            logits = self.body(**given).logits
+        return [logits if head is self else head._of_trunk(noted[0], given) for head in heads]
 
     def _of_trunk(self, computed: Any, given: dict[str, Any]) -> Any:
         """Return the head's result for that of the trunk. The model runs with this in place of its trunk."""
@@ -382,9 +382,9 @@ class Forward:
         longest = max(map(len, ids))
         given = {"input_ids": np.full((len(encoded), longest), self._pad, np.int64)}
         given |= {name: np.zeros_like(given["input_ids"]) for name in ("attention_mask", "token_type_ids")}
-        for row, (own, one) in enumerate(zip(ids, encoded, strict=True)):
-            given["input_ids"][row, : len(own)] = own
-            given["attention_mask"][row, : len(own)] = 1
+        for row, (row_ids, one) in enumerate(zip(ids, encoded, strict=True)):
+            given["input_ids"][row, : len(row_ids)] = row_ids
+            given["attention_mask"][row, : len(row_ids)] = 1
             given["token_type_ids"][row, : len(one.type_ids)] = one.type_ids
         return {name: torch.from_numpy(array).to(self.device, non_blocking=True) for name, array in given.items()}
 

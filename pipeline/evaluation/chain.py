@@ -16,7 +16,7 @@ from ..engine.base import Predictions
 from ..errors import UsageError
 from ..measures.intervals import CONFIDENCE, binomial, most_lost
 from ..model import cascade as cascades
-from ..model.cascade import ASKS, Cascade, Selection, margins
+from ..model.cascade import ASKS, Cascade, ScoreSelection, margins
 from ..model.charcnn import Model
 from ..model.layers import BIAS
 from ..model.scores import log_scores
@@ -200,10 +200,12 @@ def fitted_chain(
     alone, whole = alone[known], whole[known]
     refuse_few(len(whole), agreement, top)
     bias, margin = tuple(first.tensors[BIAS].astype(np.float64).tolist()), 0.0
-    selection: Selection | UnsetType = UNSET
+    selection: ScoreSelection | UnsetType = UNSET
     promise: dict[str, Any] = {"labels": agreement}
     levels, count = encoder.levels, len(encoder.classes)
-    of_both = [of.argmax(axis=1) if levels is None else levels.nearest(of[:, 0], count) for of in (alone, whole)]
+    of_both = [
+        scores.argmax(axis=1) if levels is None else levels.nearest(scores[:, 0], count) for scores in (alone, whole)
+    ]
     differ = of_both[0] != of_both[1]
 
     # Find the texts that the encoder has to be asked about: unsure labels, or texts that may be in the top.
@@ -220,9 +222,9 @@ def fitted_chain(
             raise UsageError(f"{encoder.name} gives no held-out row a score below {cut:g}: there is no top to find")
         least = min(least_score(of_first, of_encoder, float(top.share), top.recall), cut)
         rows = of_first >= least
-        selection = Selection(float(least), float(cut), top.label, float(wanted.mean()), top.recall)
-        of = {} if levels else {"of": encoder.classes[top.label]}
-        promise = {"top": float(top.share), "recall": top.recall, **of}
+        selection = ScoreSelection(float(least), float(cut), top.label, float(wanted.mean()), top.recall)
+        of_class = {} if levels else {"of": encoder.classes[top.label]}
+        promise = {"top": float(top.share), "recall": top.recall, **of_class}
 
     # Join both models, and note the promise on the card.
     share, agrees = float(rows.mean()), float((rows | ~differ).mean())
@@ -240,8 +242,10 @@ def promised(about: Mapping[str, Any]) -> str:
     line = f"the encoder is asked about {about['share']:.1%} of {about['rows']:,} held-out rows: {sure}"
     if "labels" in promise:
         return f"{line}{100 * promise['labels']:.5g}% of all labels are the encoder's own"
-    of = f" for {promise['of']}" if "of" in promise else ""
-    return f"{line}{100 * promise['recall']:.3g}% of the top {100 * promise['top']:.3g}% by its score{of} are in them"
+    whose = f" for {promise['of']}" if "of" in promise else ""
+    return (
+        f"{line}{100 * promise['recall']:.3g}% of the top {100 * promise['top']:.3g}% by its score{whose} are in them"
+    )
 
 
 class Found(NamedTuple):
@@ -275,14 +279,15 @@ class Finding:
 
     def add(self, by_way: Mapping[str, Predictions]) -> None:
         """Add the predictions for some rows. by_way: the predictions by the names in ASKS."""
-        of = self._selection
-        if of:
-            above = {name: answers_of(self._chain, by_way[name])[:, of.label] >= np.float32(of.cut) for name in ASKS}
+        selection = self._selection
+        if selection:
+            label, cut = selection.label, np.float32(selection.cut)
+            above = {name: answers_of(self._chain, by_way[name])[:, label] >= cut for name in ASKS}
             self._rows += len(above["all"])
             for name, chosen in above.items():
                 asked = len(chosen) if name == "all" else by_way[name].asked
                 self._counts[name] += (asked, chosen.sum(), (chosen & above["all"]).sum())
-            self._first.append(answers_of(self._chain, by_way["none"])[:, of.label].astype(np.float32))
+            self._first.append(answers_of(self._chain, by_way["none"])[:, label].astype(np.float32))
             self._wanted.append(above["all"])
 
     def figures(self) -> dict[str, Found]:

@@ -19,7 +19,7 @@ from ..errors import UsageError
 from ..labelling.scored import texts_of
 from ..measures.reliability import improvement, reliability
 from ..model import cascade as cascades
-from ..model.cascade import AGREEMENT, ASKS, Cascade, asked, cuts, margins
+from ..model.cascade import AGREEMENT, ASKS, Cascade, cuts, margins, needs_network
 from ..model.charcnn import Model
 from ..model.loading import load_model
 from ..model.ngrams import MOST_READ, NGrams
@@ -267,9 +267,9 @@ def _by_class(model: Model, scores: Doubles, truth: NDArray[np.int64], files: di
     """
     turn, labels, corrected = np.arange(len(truth)) % _FOLDS, scores.argmax(axis=1), scores.copy()
     for fold in range(_FOLDS):
-        own = turn == fold
-        best = fitted_by_class(scores[~own], truth[~own]).scores(labels[own], scores[own].max(axis=1))
-        corrected[own] = with_best(scores[own], labels[own], best)
+        in_fold = turn == fold
+        best = fitted_by_class(scores[~in_fold], truth[~in_fold]).scores(labels[in_fold], scores[in_fold].max(axis=1))
+        corrected[in_fold] = with_best(scores[in_fold], labels[in_fold], best)
     before, after = (np.log(np.maximum(one, np.finfo(np.float64).tiny)) for one in (scores, corrected))
     figures = improvement(before, after, truth)
     found = fitted_by_class(scores, truth) if figures["log loss after"] < figures["log loss before"] else None
@@ -455,7 +455,7 @@ def fitted_cascade(
         margin = worst[allowed_losses]
     margin = float(np.nextafter(np.float32(margin), np.float32(np.inf))) if margin else 0.0
     temperature = None if truth is None or thresholds is not None else fitted(alone.astype(np.float64), truth)
-    share, stays = float(asked(alone, margin, thresholds).mean()), 1 - int((worst >= margin).sum()) / len(whole)
+    share, stays = float(needs_network(alone, margin, thresholds).mean()), 1 - int((worst >= margin).sum()) / len(whole)
     return Cascade(margin, share, stays, tuple(bias.tolist()), temperature or 1.0)
 
 
@@ -495,7 +495,7 @@ def _ways(
 ) -> dict[str, tuple[Doubles, NDArray[np.bool_]]]:
     """Return for each of ASKS the scores of N rows, [N, classes], and which rows the network is asked about, [N]."""
     alone = branch + np.array(cascade.bias, np.float32)
-    some = asked(alone, cascade.margin, None)
+    some = needs_network(alone, cascade.margin, None)
     of_whole, of_alone = probabilities(whole, temperature), probabilities(alone.astype(np.float64), cascade.temperature)
     rows = {"all": np.ones(len(some), np.bool_), "uncertain": some, "none": np.zeros(len(some), np.bool_)}
     return {name: (np.where(rows[name][:, None], of_whole, of_alone), rows[name]) for name in ASKS}

@@ -122,7 +122,10 @@ class NumberEvaluation:
 
         """
         nearest = None if self.nearest != self.nearest else self.nearest
-        found = {name: {k: None if v != v else v for k, v in of._asdict().items()} for name, of in self.found.items()}
+        found = {
+            name: {k: None if v != v else v for k, v in figures._asdict().items()}
+            for name, figures in self.found.items()
+        }
         learned = self.overlap and self.overlap.to_dict(self.others.about() if self.others else {})
         of_rows = {"figures": self.figures.about(), "nearest": nearest, "found": found, "learned_rows": learned}
         return {name: value for name, value in asdict(self).items() if name not in ("overlap", "others")} | of_rows

@@ -52,9 +52,9 @@ class _OnGpu:
         """Copy a piece to its destination (see `Place`). Raises BroadsheetError if the GPU fails."""
         self._lock(slot)
         try:
-            with workspace() as own:
-                copy(self._data.data.ptr + at, piece.ctypes.data, len(piece), own.stream)
-                own.settle()
+            with workspace() as space:
+                copy(self._data.data.ptr + at, piece.ctypes.data, len(piece), space.stream)
+                space.settle()
         except (cp.cuda.runtime.CUDARuntimeError, cp.cuda.driver.CUDADriverError) as error:
             raise BroadsheetError(f"GPU {cp.cuda.Device().id} failed to copy texts to its memory: {error}") from error
 

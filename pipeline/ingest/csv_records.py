@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..kernels.record_ops import NOT_THERE, DeviceFields, LineRules, RecordOperations, Skipped, Unread
+from ..kernels.record_ops import NOT_THERE, DeviceFields, LineRules, RecordOperations, RecordsToRead, SkippedLines
 from ..source.formats.csv import Csv
 from ..source.rows.chunk import Selection
 
@@ -25,10 +25,10 @@ class CsvRecords:
 
     def __init__(self, form: Csv, selection: Selection) -> None:
         quote = ord(form.quote) if form.quote else NOT_THERE
-        self.rules = LineRules(Skipped.EMPTY, _ALL, quote, ord(form.delimiter))
+        self.rules = LineRules(SkippedLines.EMPTY, _ALL, quote, ord(form.delimiter))
         wanted = [form.columns.index(name) if name in form.columns else NOT_THERE for name in selection.columns]
         self._fields = DeviceFields(self.rules, len(form.columns), wanted)
 
-    def find(self, operations: RecordOperations, records: Unread) -> None:
+    def find(self, operations: RecordOperations, records: RecordsToRead) -> None:
         """Start to look for the values of records (see `RecordFinder`)."""
         operations.fields(records, self._fields)

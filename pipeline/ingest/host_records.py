@@ -45,12 +45,12 @@ def read_alone(
         uint32 [N], the first byte of each record in the block, and its number of bytes.
 
     """
-    firsts, own = begins.astype(np.int64), sizes.astype(np.int64)
-    lines = (block[first : first + size].tobytes() for first, size in zip(firsts, own, strict=True))
+    firsts, lengths = begins.astype(np.int64), sizes.astype(np.int64)
+    lines = (block[first : first + size].tobytes() for first, size in zip(firsts, lengths, strict=True))
     data = b"".join(line + _LINE_END for line in lines)
-    starts = np.cumsum(np.append(0, own + len(_LINE_END)))[:-1]
+    starts = np.cumsum(np.append(0, lengths + len(_LINE_END)))[:-1]
     split = form.split(data, False)
-    if not (np.array_equal(split.starts, starts) and np.array_equal(split.ends, starts + own)):
+    if not (np.array_equal(split.starts, starts) and np.array_equal(split.ends, starts + lengths)):
         return None
-    records = Records(data, starts, starts + own, firsts + at, split.problems)
+    records = Records(data, starts, starts + lengths, firsts + at, split.problems)
     return form.chunk_of(records, path, 0, selection, None)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..kernels.record_ops import DeviceKeys, LineRules, RecordOperations, Skipped, Unread
+from ..kernels.record_ops import DeviceKeys, LineRules, RecordOperations, RecordsToRead, SkippedLines
 from ..source.rows.chunk import Selection
 from .blocks import keys_of
 
@@ -17,7 +17,7 @@ class JsonRecords:
 
     """
 
-    rules = LineRules(Skipped.BLANK)
+    rules = LineRules(SkippedLines.BLANK)
 
     def __init__(self, selection: Selection) -> None:
         keys = keys_of(selection)
@@ -25,7 +25,7 @@ class JsonRecords:
         self._keys = DeviceKeys(keys)
         self._may_be_nested = len(selection.columns) > len(selection.text)
 
-    def find(self, operations: RecordOperations, records: Unread) -> None:
+    def find(self, operations: RecordOperations, records: RecordsToRead) -> None:
         """Start to look for the values of records (see `RecordFinder`)."""
         operations.objects(records, self._keys)
         if self._may_be_nested:

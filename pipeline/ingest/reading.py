@@ -30,19 +30,19 @@ _LEAST_BYTES = 1 << 20
 """How many bytes the files of a range must have on average. Smaller files are parsed together on the host."""
 
 
-def is_read_here(part: Range, selection: Selection) -> bool:
+def can_gpu_read(range_: Range, selection: Selection) -> bool:
     """Whether a GPU can find the records of a range, judging by the listing of its files and the columns that the job
     uses.
     """
-    if not part.files or part.rows is not None or part.bytes < _LEAST_BYTES * len(part.files):
+    if not range_.files or range_.rows is not None or range_.bytes < _LEAST_BYTES * len(range_.files):
         return False
-    return all(can_read(file.format, selection) for file in part.files)
+    return all(can_read(file.format, selection) for file in range_.files)
 
 
 def read_range(
     readers: Readers,
     open_blocks: OpenBlocks,
-    part: Range,
+    range_: Range,
     selection: Selection,
     chunk_rows: int,
     skip: Callable[[str], bool],
@@ -57,17 +57,17 @@ def read_range(
         The reader processes. One of them reads the files.
     open_blocks : callable
         Returns the reader that finds the records of a file.
-    part, selection, chunk_rows, skip, spans
+    range_, selection, chunk_rows, skip, spans
         See `broadsheet.pipeline.source.read.read.read_range`.
 
     """
-    return started(_items(readers, open_blocks, part, selection, chunk_rows, skip, spans))
+    return started(_items(readers, open_blocks, range_, selection, chunk_rows, skip, spans))
 
 
 def _items(
     readers: Readers,
     open_blocks: OpenBlocks,
-    part: Range,
+    range_: Range,
     selection: Selection,
     chunk_rows: int,
     skip: Callable[[str], bool],
@@ -77,15 +77,15 @@ def _items(
 
     Parameters
     ----------
-    readers, open_blocks, part, selection, chunk_rows, skip, spans
+    readers, open_blocks, range_, selection, chunk_rows, skip, spans
         See `read_range`.
 
     """
     read_by: Counter[str] = Counter()
-    with closing(readers.read_raw(part, selection, spans)) as messages:
+    with closing(readers.read_raw(range_, selection, spans)) as messages:
         yield None
-        files = _files(messages, readers, open_blocks, part, spans, read_by)
-        with closing(chunks_of(files, part, selection, chunk_rows, skip, spans, _one_after_the_other)) as items:
+        files = _files(messages, readers, open_blocks, range_, spans, read_by)
+        with closing(chunks_of(files, range_, selection, chunk_rows, skip, spans, _one_after_the_other)) as items:
             for item in items:
                 yield replace(item, read_by=dict(read_by)) if isinstance(item, RangeEnd) else item
 
@@ -98,7 +98,7 @@ def _files(
     messages: Generator[Any, Any, None],
     readers: Readers,
     open_blocks: OpenBlocks,
-    part: Range,
+    range_: Range,
     spans: list[Span],
     read_by: Counter[str],
 ) -> Generator[_File, None, None]:
@@ -108,13 +108,13 @@ def _files(
     ----------
     messages : generator
         The messages that `Readers.read_raw` returned for the range.
-    readers, open_blocks, part, spans
+    readers, open_blocks, range_, spans
         See `read_range`.
     read_by : Counter
         Counts the records, by the keys of `RangeEnd.read_by`.
 
     """
-    for file in part.files:
+    for file in range_.files:
         begin_message: FileBegun = next(messages)
         blocks = open_blocks(begin_message.form, file.path, begin_message.selection)
         yield _File(file, begin_message, messages, readers, blocks, spans, read_by)

@@ -26,7 +26,7 @@ from ..kernels.record_ops import (
     Lines,
     Odd,
     RecordOperations,
-    Unread,
+    RecordsToRead,
     Values,
     device_table,
     zeros,
@@ -144,51 +144,51 @@ class RecordBlocks:
         """
         self._lock(block.slot)
         try:
-            with workspace() as own:
+            with workspace() as space:
                 try:
-                    return self._read(own, block, np.frombuffer(held, np.uint8), row)
+                    return self._read(space, block, np.frombuffer(held, np.uint8), row)
                 except cp.cuda.memory.OutOfMemoryError:
-                    own.settle()  # the block is still being copied from its slot, which the reader fills next
+                    space.settle()  # the block is still being copied from its slot, which the reader fills next
                     cp.get_default_memory_pool().free_all_blocks()
                     return NO_MEMORY
         except (cp.cuda.runtime.CUDARuntimeError, cp.cuda.driver.CUDADriverError) as error:
             place = f"{self._path}, bytes {block.at:,} to {block.at + block.size:,}"
             raise BroadsheetError(f"GPU {cp.cuda.Device().id} failed on {place}: {error}") from error
 
-    def _read(self, own: Workspace, block: RawBlock, held: NDArray[np.uint8], row: int) -> BlockRows | str:
+    def _read(self, space: Workspace, block: RawBlock, held: NDArray[np.uint8], row: int) -> BlockRows | str:
         on_gpu = cp.empty(len(held), np.uint8)
-        copy(on_gpu.data.ptr, held.ctypes.data, len(held), own.stream)
-        every = self._lines(own, on_gpu)
+        copy(on_gpu.data.ptr, held.ctypes.data, len(held), space.stream)
+        every = self._lines(space, on_gpu)
         if every is None:
             return UNCLEAR
         found = self._find(on_gpu, every.begins, every.sizes)  # this is right if no line is skipped
-        skipped, odd, *ends = own.fetch(every.skipped, found.odd.count, *self._ends(found))
+        skipped, odd, *ends = space.fetch(every.skipped, found.odd.count, *self._ends(found))
         if skipped[0]:
             record_lines = cp.flatnonzero(every.is_record)
             found = self._find(on_gpu, every.begins[record_lines], every.sizes[record_lines])
-            odd, *ends = own.fetch(found.odd.count, *self._ends(found))
+            odd, *ends = space.fetch(found.odd.count, *self._ends(found))
         if odd[0] > max(_MOST_ODD, _ODD_SHARE * len(found)):
             return MANY_ODD
         if not odd[0]:
-            return BlockRows(*self._chunk(own, found, ends, row))
+            return BlockRows(*self._chunk(space, found, ends, row))
         # Have the host read what the GPU leaves to it, and put its texts among the others.
-        which, begins, bytes_of_each = own.fetch(found.odd.which, found.begins, found.sizes)
+        which, begins, bytes_of_each = space.fetch(found.odd.which, found.begins, found.sizes)
         rows = np.flatnonzero(which)
         on_host = read_alone(self._form, self._path, self._selection, held, block.at, begins[rows], bytes_of_each[rows])
         if on_host is None:
             return UNCLEAR
         found = self._with_texts(found, rows, on_host)
-        chunk, sizes = self._chunk(own, found, own.fetch(*self._ends(found)), row)
+        chunk, sizes = self._chunk(space, found, space.fetch(*self._ends(found)), row)
         return BlockRows(_with_rows_of_host(chunk, row, rows, on_host), sizes, len(rows))
 
-    def _lines(self, own: Workspace, block: cp.ndarray) -> Lines | None:
+    def _lines(self, space: Workspace, block: cp.ndarray) -> Lines | None:
         """Return the lines of a block. Return None if it ends within quotes, or if it is not certain which bytes are
         within quotes.
         """
         rules = self._finder.rules
         ends = self._operations.line_ends(block, rules)
         is_inside = zeros(1, np.uint8) if ends.insides is None else ends.insides[-1:]
-        count, unclear, is_open = (int(one[0]) for one in own.fetch(ends.up_to[-1:], ends.unclear, is_inside))
+        count, unclear, is_open = (int(one[0]) for one in space.fetch(ends.up_to[-1:], ends.unclear, is_inside))
         if unclear or is_open:
             return None
         begins, sizes, is_record = (cp.empty(count, kind) for kind in (np.uint32, np.uint32, np.uint8))
@@ -203,7 +203,7 @@ class RecordBlocks:
         odd = Odd(cp.empty(len(begins), np.uint8), zeros(1, np.int32))
         characters = cp.empty(len(begins), np.int64)
         longest = self._form.limits.field_bytes
-        self._finder.find(self._operations, Unread(block, begins, sizes, longest, values, odd))
+        self._finder.find(self._operations, RecordsToRead(block, begins, sizes, longest, values, odd))
         operations, quote, texts = self._operations, self._finder.rules.quote, len(self._selection.text)
         text_block, joined = block, values.part(0, texts * len(begins))
         if texts > 1:
@@ -256,13 +256,13 @@ class RecordBlocks:
         return replace(found, text_block=block, texts=texts, text_offsets=ends)
 
     def _chunk(
-        self, own: Workspace, found: _Found, ends: list[NDArray[np.int64]], row: int
+        self, space: Workspace, found: _Found, ends: list[NDArray[np.int64]], row: int
     ) -> tuple[Chunk, NDArray[np.int64]]:
         """Return the chunk of all records, and the bytes of each record.
 
         Parameters
         ----------
-        own : Workspace
+        space : Workspace
             The memory of the block.
         found : _Found
             The records.
@@ -283,7 +283,7 @@ class RecordBlocks:
         # Prepare the texts for models that need this.
         prepared = [self._prepared(text, found.text_offsets, table, strips) for _, table, strips in self._byte_steps]
         # Copy what the host needs. Each copy waits for the GPU, so there is only one.
-        sizes, text_offsets, characters, is_blank, offsets, kinds, data, *prepared_offsets = own.fetch(
+        sizes, text_offsets, characters, is_blank, offsets, kinds, data, *prepared_offsets = space.fetch(
             found.sizes, found.text_offsets, found.characters, blank,
             found.offsets, self._values_on_host(found.values, count).kinds, others, *(ends for _, ends in prepared),
         )  # fmt: skip

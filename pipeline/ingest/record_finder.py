@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from ..kernels.record_ops import LineRules, RecordOperations, Unread
+from ..kernels.record_ops import LineRules, RecordOperations, RecordsToRead
 
 
 class RecordFinder(Protocol):
@@ -20,5 +20,5 @@ class RecordFinder(Protocol):
     @property
     def rules(self) -> LineRules: ...
 
-    def find(self, operations: RecordOperations, records: Unread) -> None:
+    def find(self, operations: RecordOperations, records: RecordsToRead) -> None:
         """Start to look for the values of records, column by column in the order of `Selection.columns`."""

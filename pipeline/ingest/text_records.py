@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..kernels.record_ops import NOT_THERE, DeviceFields, LineRules, RecordOperations, Skipped, Unread
+from ..kernels.record_ops import NOT_THERE, DeviceFields, LineRules, RecordOperations, RecordsToRead, SkippedLines
 from ..source.formats.record_format import TEXT_COLUMN
 from ..source.rows.chunk import Selection
 
@@ -17,12 +17,12 @@ class TextRecords:
 
     """
 
-    rules = LineRules(Skipped.NONE)
+    rules = LineRules(SkippedLines.NONE)
 
     def __init__(self, selection: Selection) -> None:
         wanted = [0 if name == TEXT_COLUMN else NOT_THERE for name in selection.columns]
         self._fields = DeviceFields(self.rules, 1, wanted)
 
-    def find(self, operations: RecordOperations, records: Unread) -> None:
+    def find(self, operations: RecordOperations, records: RecordsToRead) -> None:
         """Start to look for the values of records (see `RecordFinder`)."""
         operations.fields(records, self._fields)

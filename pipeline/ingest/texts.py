@@ -52,17 +52,17 @@ class GpuTexts:
 
     def joined(self, others: Sequence[OffHost | pa.LargeBinaryArray]) -> OffHost:
         """Return these texts followed by others, which may be on the host."""
-        with self.data.device, workspace() as own:
+        with self.data.device, workspace() as space:
             every = [self, *(_on_gpu(texts) for texts in others if len(texts))]
             data = lasting(sum(texts.nbytes for texts in every))
             offsets = np.zeros(1 + sum(map(len, every)), np.int64)
             row = at = 0
             for texts in every:
                 begin, size = int(texts.offsets[0]), texts.nbytes
-                copy(data.data.ptr + at, texts.data.data.ptr + begin, size, own.stream)
+                copy(data.data.ptr + at, texts.data.data.ptr + begin, size, space.stream)
                 offsets[row + 1 : row + 1 + len(texts)] = texts.offsets[1:] + (at - begin)
                 row, at = row + len(texts), at + size
-            own.settle()
+            space.settle()
         return GpuTexts(data, offsets, np.concatenate([texts.is_blank for texts in every]))
 
     def on_host(self) -> pa.LargeBinaryArray:

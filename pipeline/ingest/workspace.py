@@ -91,14 +91,14 @@ def workspace() -> Iterator[Workspace]:
     make_current()
     free = _FREE.setdefault(cp.cuda.runtime.getDevice(), LifoQueue())
     try:
-        own = free.get_nowait()
+        space = free.get_nowait()
     except Empty:
-        own = Workspace()
+        space = Workspace()
     try:
-        with own.in_use():
-            yield own
+        with space.in_use():
+            yield space
     finally:
-        free.put(own)
+        free.put(space)
 
 
 def close_workspaces() -> None:

@@ -34,7 +34,7 @@ HELD = {"root", "resume", "overwrite", "update"} | {n for n, o in TABLE.items() 
 """Options that a job reads from its folder alone, or that say how it begins."""
 
 
-class Asked(Struct, frozen=True, forbid_unknown_fields=True):
+class SavedRequest(Struct, frozen=True, forbid_unknown_fields=True):
     """The parts of a request that the job's fingerprint does not hold. All paths are absolute.
 
     Attributes
@@ -82,7 +82,7 @@ def save_asked(folder: OutputFolder, source: Any, models: Models, options: Optio
         names = [absolute(name) if os.path.isfile(name) and name not in SHIPPED else name for name in names]
         given = (options.truth, options.map_labels)
         files = [None if file is None else absolute(os.fspath(file)) for file in given]
-        folder.store.put(REQUEST, to_json(Asked((*inputs,), (*names,), root_of(options.root), *files)), check)
+        folder.store.put(REQUEST, to_json(SavedRequest((*inputs,), (*names,), root_of(options.root), *files)), check)
 
 
 def how_to_go_on(place: Location, source: Any, command: str) -> str:
@@ -125,11 +125,15 @@ def taken_up(place: Location) -> tuple[Paths, list[str], dict[str, Any]]:
             f"{place} does not hold what a job was asked for: none has begun, its rows were in memory or on stdin, or "
             "its input's address has a password or a signature. Give input, model and options again"
         )
-    asked = from_json(folder.store.read(REQUEST), Asked, folder.path / REQUEST)
-    files = {name: getattr(asked, name) for name in ("root", "truth", "map_labels")}
+    request = from_json(folder.store.read(REQUEST), SavedRequest, folder.path / REQUEST)
+    files = {name: getattr(request, name) for name in ("root", "truth", "map_labels")}
     options = options_of(folder.manifest().fingerprint) | files
     del options["chunk_size"]  # a job that resumes always has it
-    return Paths(asked.inputs), [*asked.models], {name: value for name, value in options.items() if value is not None}
+    return (
+        Paths(request.inputs),
+        [*request.models],
+        {name: value for name, value in options.items() if value is not None},
+    )
 
 
 def options_of(job: Fingerprint) -> dict[str, Any]:
@@ -175,8 +179,8 @@ def refuse_difference(folder: OutputFolder, before: Fingerprint, now: Fingerprin
     for what, here in ((before.backend, now.backend), (before.writer, now.writer)):
         steps += [f"go on with {what}: this is {here}"] if what != here else []
     if before.model != now.model:
-        asked = from_json(folder.store.read(REQUEST), Asked, REQUEST) if folder.store.has(REQUEST) else None
-        steps.append(f"another model labelled its rows: {_shown('model', asked.models) if asked else 'give that'}")
+        request = from_json(folder.store.read(REQUEST), SavedRequest, REQUEST) if folder.store.has(REQUEST) else None
+        steps.append(f"another model labelled its rows: {_shown('model', request.models) if request else 'give that'}")
     remedies = "; ".join(steps) or "its manifest is not that of such a job"
     verb = "update" if update else "resume"
     raise UsageError(f"cannot {verb} {folder.path}: {remedies}. Or start again with --overwrite")

@@ -1,5 +1,5 @@
 """Decides how a job begins (fresh, resumed, updated or overwritten) from its folder and options. Holds the values that
-the steps of a job pass on: `Request` -> `Prepared` -> `Planned` -> `Outcome`.
+the steps of a job pass on: `JobRequest` -> `Prepared` -> `Planned` -> `Outcome`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ..engine.base import Backend
 from ..errors import OutputError, SourceError, UsageError
 from ..model.several import Models
 from ..options import TABLE, Options
-from ..output.account import groups_of
+from ..output.account import range_numbers
 from ..output.columns import Columns
 from ..output.finish import seal
 from ..output.folder import OutputFolder
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Request:
+class JobRequest:
     """A job that a user requests.
 
     Attributes
@@ -168,13 +168,15 @@ class Resumed:
         """The saved plan without the ranges that are put off."""
         return without(self.saved, self.put_off) if self.saved is not None and self.put_off else self.saved
 
-    def plan(self, folder: OutputFolder, files: Files, asked: Selection, cut: bool) -> Plan | None:
-        """Return the plan, or None if it must be made again. asked: what the options select. Raises OutputError."""
+    def plan(self, folder: OutputFolder, files: Files, requested: Selection, cut: bool) -> Plan | None:
+        """Return the plan, or None if it must be made again. requested: what the options select. Raises OutputError."""
         if self.left is not None and (self.is_updated or self.left.whole is not UNSET):
-            return plan_again(self.left, files.found, asked)
+            return plan_again(self.left, files.found, requested)
         data, settings = folder.plan(), self.before.fingerprint.settings
         path = folder.path / PLAN
-        return None if data is None else plan_from(data, files.found, asked, settings.chunk_size, path, settings.limit)
+        return (
+            None if data is None else plan_from(data, files.found, requested, settings.chunk_size, path, settings.limit)
+        )
 
 
 @dataclass(frozen=True)
@@ -219,18 +221,18 @@ class Update:
     def is_empty(self) -> bool:
         return self.saved is None and not (self.files or self.withdrawn)
 
-    def plan(self, _: OutputFolder, listed: Files, asked: Selection, cut: bool) -> Plan:
+    def plan(self, _: OutputFolder, listed: Files, requested: Selection, cut: bool) -> Plan:
         """Return the plan of the update. It uses the columns of the job, and its range numbers follow those of the job.
 
-        listed: the input. asked: what the options select. cut: as in `plan_files`. Raises OutputError.
+        listed: the input. requested: what the options select. cut: as in `plan_files`. Raises OutputError.
         """
         if self.saved is not None:
-            return plan_again(self.saved, self.files, asked)
+            return plan_again(self.saved, self.files, requested)
         if self.whole.first is None:
             what = "no file of the job could be read, so its columns are not known"
             raise OutputError(f"{what}. Start again with --overwrite")
         path, names = self.whole.first
-        selection = resolved(self.whole, asked)
+        selection = resolved(self.whole, requested)
         files = bound(self.files, selection)
         sizes = files_in_ranges(files, self.whole.chunk_rows)
         return Plan(
@@ -251,7 +253,7 @@ Beginning = Resumed | Update | None
 """None means fresh: the rows are in memory, or the folder has no manifest, or the job overwrites its folder."""
 
 
-def beginning_of(request: Request, given: Given, identity: str) -> Beginning:
+def beginning_of(request: JobRequest, given: Given, identity: str) -> Beginning:
     """Decide how a job begins. given: its input. identity: the digest of the input.
 
     Raises UsageError if the job in the folder is a different one or cannot be resumed or updated, and OutputError if
@@ -357,7 +359,7 @@ def _begin_update(folder: OutputFolder, manifest: Manifest, now: Given, options:
         differ = changes(update.saved, now)
         if differ.changed or differ.gone:
             folder.discard_update(update.number, update.saved, manifest.fingerprint.id)
-            least = groups_of(update.saved).stop  # a late worker may still write chunks of these ranges
+            least = range_numbers(update.saved).stop  # a late worker may still write chunks of these ranges
             update = None
     if update is None and not folder.store.has(SUCCESS):
         seal(folder, manifest)
@@ -425,22 +427,22 @@ def update_of(
     withdrawn = saved.withdrawn or () if saved else ranges_with(whole, stale)
     left = without(whole, withdrawn)
     if withdrawn:
-        earlier = folder.totals(left, manifest.fingerprint.id, {*groups_of(left)} - {*withdrawn})
+        earlier = folder.totals(left, manifest.fingerprint.id, {*range_numbers(left)} - {*withdrawn})
     # Choose the files to label, and count the others for the report.
     by_path, stay = {file.path: file for file in now.found}, {file.path for file in left.files}
-    own = [path for path in by_path if path not in stay] if saved is None else [file.path for file in saved.files]
+    to_label = [path for path in by_path if path not in stay] if saved is None else [file.path for file in saved.files]
     growth = Growth(
-        new=len({*own} & {*differ.new}),
+        new=len({*to_label} & {*differ.new}),
         before=len(whole.files),
         changed=tuple(path for path in differ.changed if path in stay),
         gone=tuple(path for path in differ.gone if path in stay),
-        later=len((by_path.keys() - stay - {*own}) | (stale & stay)),
-        again=len({*own} & {*differ.changed}),
+        later=len((by_path.keys() - stay - {*to_label}) | (stale & stay)),
+        again=len({*to_label} & {*differ.changed}),
         removed=len({*differ.gone} - stay),
     )
     # Put together the update, whose first range comes after all ranges of the job.
-    files, first = [by_path[path] for path in own if path in by_path], max(least, whole.ranges)
-    earlier = _without_repaired(earlier, {*own})
+    files, first = [by_path[path] for path in to_label if path in by_path], max(least, whole.ranges)
+    earlier = _without_repaired(earlier, {*to_label})
     return Update(manifest, len(manifest.updates) + 1, saved, left, earlier, files, withdrawn, growth, first)
 
 
@@ -483,7 +485,7 @@ class Prepared:
 
     Attributes
     ----------
-    request : Request
+    request : JobRequest
         The request.
     found : Given
         The input: the listed files, or rows in memory.
@@ -498,7 +500,7 @@ class Prepared:
 
     """
 
-    request: Request
+    request: JobRequest
     found: Given
     identity: str
     beginning: Beginning

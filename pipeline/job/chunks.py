@@ -67,7 +67,7 @@ def run_chunks(planned: Planned, client: Client, engines: Engines) -> Outcome:
     tally = Tally.after(earlier, models.first.classes, planned.input.problems, unread, left_out)
     results = Results(planned.columns.written, folder, fingerprint.id, request.source, planned.input.selection)
     of_files = planned.input.plan.ranges if planned.input.plan else ()
-    reach = Reach(planned.input.rows, {part.number: part.bytes for part in of_files})
+    reach = Reach(planned.input.rows, {range_.number: range_.bytes for range_ in of_files})
     report = JobReport(facts, tally, RunFacts(_timeline(client, prepared.started), reach), results)
     report.run.timings |= {"plan": planned.seconds, "start": time.perf_counter() - began + engines.seconds}
     # Count what earlier runs have committed, and run the rest.
@@ -193,7 +193,7 @@ def _compute(
         The values that every task receives.
     report : JobReport
         The report in which chunks are counted.
-    ranges : iterator of Range or Unread
+    ranges : iterator of Range or UnreadableRows
         The ranges that are left to label.
     counted : dict of str to bytes
         The digests of the entries that the report has counted, by chunk. Those of this run are added.

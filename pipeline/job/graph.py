@@ -26,13 +26,13 @@ from ...cluster.workers import scheduler_answers
 from ..errors import BroadsheetError, SourceError
 from ..measures.examples import Shown
 from ..report.timeline import Source
-from ..source.inputs import Unread
+from ..source.inputs import UnreadableRows
 from ..source.plan.plan import Range, RangeEnd, Start, part_name
 from ..source.read.readers import ReaderLost
 from ..source.rows.chunk import Chunk
 from . import tasks
 from .range_tasks import TOPIC, RangeResult, begin_no_more, count_rows, label_range
-from .starts import Starts
+from .starts import ClientStarts
 from .tasks import CommitReport, Event, Job, RowsComputed, SetAside, Stopped
 from .watchdog import Watchdog, run_of, task_key
 from .worker import forget_starts, set_starts
@@ -65,7 +65,7 @@ def classify_chunks(
     ----------
     client : distributed.Client
         The cluster.
-    sources : iterable of Range or Unread
+    sources : iterable of Range or UnreadableRows
         The ranges. The next ones are drawn as others finish.
     job : Job
         The job, which says what to do with each range.
@@ -92,7 +92,7 @@ def _run_together(run: _Run, waiting: Iterator[Source], strict: bool) -> Iterato
                 sources, more = _next_of(waiting, run.room)
             run.submit([source for source in sources if isinstance(source, Range)])
             for source in sources:
-                if isinstance(source, Unread):
+                if isinstance(source, UnreadableRows):
                     if strict:
                         raise SourceError(source.reason)
                     yield SetAside(source.name, source.reason, ())
@@ -232,7 +232,7 @@ class _Run:
         self._count = itertools.count()
         self._heard: SimpleQueue[tuple[Any, _Heard]] = SimpleQueue()
         self._workers, self._threads, self._asked = 0, 0, float("-inf")
-        self._starts = Starts()
+        self._starts = ClientStarts()
         self._began = time.time() - time.monotonic()
 
     @property

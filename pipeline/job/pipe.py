@@ -31,7 +31,7 @@ from ..output.formats import PART_FORMATS, PartFormat, check_writable
 from ..output.layout import PartNames
 from ..output.record import LearnedFrom
 from ..processes.threads import available_cores
-from ..source.inputs import Paths, Unread, open_input, read_here
+from ..source.inputs import Paths, UnreadableRows, open_input, read_in_this_process
 from ..source.memory.stdin import STDIN, Stdin
 from ..source.plan.files import Files, takes_encoding
 from ..source.plan.plan import RangeEnd
@@ -179,25 +179,25 @@ def _opened(
 
     """
     # Rows of stdin are read as they arrive.
-    asked = options.selection(models)
+    requested = options.selection(models)
     refuse_files(source, None, (), options)
     if isinstance(source, Stdin):
-        selection = source.open(asked)
+        selection = source.open(requested)
         return selection, _of_stdin(first_chunks(source.arriving(selection, batch_rows), options.limit))
     # Files are planned, and read in order.
     given = named_input(source, models, options)
-    asked = with_class_numbers(given, asked)
-    planned = open_input(given, asked, options.chunk_size or batch_rows, limit=options.limit)
+    requested = with_class_numbers(given, requested)
+    planned = open_input(given, requested, options.chunk_size or batch_rows, limit=options.limit)
     if isinstance(given, Files):
         piped.left_out, piped.files = given.left_out, len(given.found) + len(given.problems)
     piped.problems += [message for _, message in planned.problems]
 
     def read() -> Iterator[Chunk]:
-        for item in read_here(planned):
+        for item in read_in_this_process(planned):
             if isinstance(item, RangeEnd):
                 piped.problems += [message for _, message in item.problems]
                 piped.notes += [f"{path}: {note}" for path, note in item.notes]
-            elif isinstance(item, Unread):
+            elif isinstance(item, UnreadableRows):
                 piped.problems.append(item.reason)
             else:
                 yield item

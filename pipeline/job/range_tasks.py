@@ -104,12 +104,12 @@ class RangeResult:
             yield from [some] if isinstance(some, CommittedChunk) else pickle.loads(zlib.decompress(some))
 
 
-def label_range(part: Range, content: Chunk | None, alone: bool, job: Job) -> RangeResult:
+def label_range(range_: Range, content: Chunk | None, alone: bool, job: Job) -> RangeResult:
     """Read a range, label and commit each chunk, and commit the end of the range.
 
     Parameters
     ----------
-    part : Range
+    range_ : Range
         The range.
     content : Chunk or None
         The rows of the range if they were in memory, else None.
@@ -126,7 +126,7 @@ def label_range(part: Range, content: Chunk | None, alone: bool, job: Job) -> Ra
 
     """
     read_again = 0
-    with _ChunkPipeline(job, part, alone) as chunks:
+    with _ChunkPipeline(job, range_, alone) as chunks:
         # Read the rows, or take those that came with the task.
         if content is not None:
             chunks.reserve(0)
@@ -134,10 +134,10 @@ def label_range(part: Range, content: Chunk | None, alone: bool, job: Job) -> Ra
         end = None if content is not None else _read(chunks, job)
         # If the guess where the part begins was wrong, read it again from its start.
         while end is not None and end.begin is not None and not chunks.place(end):
-            if chunks.part is part:  # the client did not say where it begins: the job was stopped
+            if chunks.range is range_:  # the client did not say where it begins: the job was stopped
                 end = None
             else:
-                part, read_again = chunks.part, read_again + part.bytes
+                range_, read_again = chunks.range, read_again + range_.bytes
                 end = _read(chunks, job)
     if end is not None:
         end = replace(end, read_again=read_again, remarks=tuple(REMARKS))
@@ -149,7 +149,7 @@ def label_range(part: Range, content: Chunk | None, alone: bool, job: Job) -> Ra
 def _read(chunks: _ChunkPipeline, job: Job) -> RangeEnd | None:
     """Read a range and start to label each chunk. Return the end of the range, or None if reading stopped before it."""
     spans = chunks.spans
-    given = (chunks.part, job.selection, job.chunk_rows, chunks.is_committed, spans, chunks.reserve, chunks.is_on_gpu)
+    given = (chunks.range, job.selection, job.chunk_rows, chunks.is_committed, spans, chunks.reserve, chunks.is_on_gpu)
     with closing(STATE.read_range(*given)) as reading:
         while chunks.may_read:
             with span("read", spans, "read", number=chunks.started):
@@ -160,10 +160,10 @@ def _read(chunks: _ChunkPipeline, job: Job) -> RangeEnd | None:
     return None
 
 
-def count_rows(part: Range, job: Job) -> None:
+def count_rows(range_: Range, job: Job) -> None:
     """Count the rows of a part of a file without labelling them, and report the count. Raises SourceError."""
     worker = get_worker()
-    _report(worker, worker.get_current_task(), STATE.count_range(part, job.selection))
+    _report(worker, worker.get_current_task(), STATE.count_range(range_, job.selection))
 
 
 def begin_no_more(run: str) -> None:
@@ -203,8 +203,8 @@ class _ChunkPipeline(AbstractContextManager["_ChunkPipeline"]):
     raised.
     """
 
-    def __init__(self, job: Job, part: Range, alone: bool) -> None:
-        self.part = part
+    def __init__(self, job: Job, range_: Range, alone: bool) -> None:
+        self.range = range_
         self._job = job
         self._alone = alone
         self._worker: Worker = get_worker()
@@ -291,11 +291,11 @@ class _ChunkPipeline(AbstractContextManager["_ChunkPipeline"]):
     @property
     def _is_unplaced(self) -> bool:
         """Whether the rows have no numbers yet because the start of the part is a guess."""
-        return self.part.part > 0 and self.part.start is None and not self.part.is_numbered
+        return self.range.part_number > 0 and self.range.start is None and not self.range.is_numbered
 
     def start(self, chunk: Chunk | Skipped, spans: list[Span]) -> None:
         """Start to label a chunk that was read. The spans of its reading move from `spans` to the chunk."""
-        own = drain(spans)  # threads that parse ahead go on appending to it
+        read_spans = drain(spans)  # threads that parse ahead go on appending to it
         self.started += 1
         if isinstance(chunk, Skipped):
             before = CommittedChunk(chunk.name, self._committed.pop(chunk.name), [], None, Shown())
@@ -313,9 +313,9 @@ class _ChunkPipeline(AbstractContextManager["_ChunkPipeline"]):
         # A thread labels it, and writes it if its rows have numbers.
         if self._is_unplaced:
             lenient = replace(self._job, strict=False)  # with a wrong guess, these are no real rows
-            self._unplaced.append(STATE.threads.submit(self._infer, chunk, own, needed, lenient))
+            self._unplaced.append(STATE.threads.submit(self._infer, chunk, read_spans, needed, lenient))
             return
-        future = STATE.threads.submit(self._label, chunk, own, needed)
+        future = STATE.threads.submit(self._label, chunk, read_spans, needed)
         self._append(future)
         if self._alone:
             wait([future])
@@ -324,7 +324,7 @@ class _ChunkPipeline(AbstractContextManager["_ChunkPipeline"]):
         """Report what was read of a part of a file, and write its chunks once their rows have numbers.
 
         If the start of the part was a guess, this waits until the client says where the part begins. Returns False if
-        the guess was wrong; `part` then has the true start, and has to be read again. Raises SourceError if a part
+        the guess was wrong; `range` then has the true start, and has to be read again. Raises SourceError if a part
         before this one cannot be read, so that its rows have no numbers.
         """
         _report(self._worker, self._key, end)
@@ -335,7 +335,7 @@ class _ChunkPipeline(AbstractContextManager["_ChunkPipeline"]):
         self._release_reserved()
         start, looks = None, 0
         while start is None and self.may_read:
-            start, looks = STATE.starts.get(run_of(self._key), self.part.number, _SECONDS_BETWEEN_LOOKS), looks + 1
+            start, looks = STATE.starts.get(run_of(self._key), self.range.number, _SECONDS_BETWEEN_LOOKS), looks + 1
             if looks % _LOOKS_BETWEEN_REPORTS == 0:  # this worker may have joined after the client said so
                 _report(self._worker, self._key, end)
         # Drop the chunks if they begin elsewhere, else number their rows and write them.
@@ -345,7 +345,7 @@ class _ChunkPipeline(AbstractContextManager["_ChunkPipeline"]):
         if start is None or start.byte != end.begin:
             wait([work for work in unplaced if isinstance(work, Future)])
             self.started = 0
-            self.part = self.part if start is None else replace(self.part, start=start)
+            self.range = self.range if start is None else replace(self.range, start=start)
             return False
         for chunk in unplaced:
             if isinstance(chunk, CommittedChunk):
@@ -385,7 +385,7 @@ class _ChunkPipeline(AbstractContextManager["_ChunkPipeline"]):
 
     def _write(self, labelled: LabelledChunk) -> CommittedChunk:
         committed = write(labelled, self._job)
-        if committed.place is not None and self.part.files:  # rows in memory are reported at the end
+        if committed.place is not None and self.range.files:  # rows in memory are reported at the end
             rows, stored = committed.entry.rows_read, labelled.chunk.stored
             report = CommitReport(committed.name, rows, stored, committed.spans, committed.place)
             _report(self._worker, self._key, report)

@@ -53,10 +53,10 @@ from ..storage.names import is_url
 from ..telemetry.spans import Clock
 from .beginning import (
     Engines,
+    JobRequest,
     Outcome,
     Planned,
     Prepared,
-    Request,
     Resumed,
     Update,
     beginning_of,
@@ -79,7 +79,7 @@ _HEAD_START_SECONDS = 0.2
 """Planning runs this long before a cluster starts beside it. Most errors of a request appear within this time."""
 
 
-def run_job(request: Request) -> JobReport:
+def run_job(request: JobRequest) -> JobReport:
     """Run all steps.
 
     An update runs them twice if a job or an update was interrupted and files have been added since.
@@ -158,7 +158,7 @@ def _with_engines(
         yield client, _start_engines(client, prepared)
 
 
-def prepare(request: Request) -> Prepared:
+def prepare(request: JobRequest) -> Prepared:
     """Find the input. Raises UsageError if there is none, or if the job to be resumed is a different one."""
     # Check the request, and find its input.
     began, started = time.perf_counter(), time.time()
@@ -194,7 +194,7 @@ def prepare(request: Request) -> Prepared:
     return Prepared(request, given, identity, beginning, began, started)
 
 
-def _share_of(given: Given, request: Request) -> Given:
+def _share_of(given: Given, request: JobRequest) -> Given:
     """Return the requested share of the input.
 
     A job that resumes keeps the files that it began with. Raises UsageError.
@@ -234,7 +234,7 @@ def _nothing_new(prepared: Prepared, update: Update) -> JobReport:
     return report
 
 
-def _join_parts(folder: OutputFolder, request: Request, run: RunFacts) -> None:
+def _join_parts(folder: OutputFolder, request: JobRequest, run: RunFacts) -> None:
     """Join small parts, if the options ask for it."""
     if request.options.part_rows is not None:
         request.progress.phase("joining small parts")

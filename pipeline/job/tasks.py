@@ -325,7 +325,7 @@ def infer(
     if job.shows_rows and models[0].thresholds is None:
         shown = shown_of(chunk, of_first.labels, of_first.scores, models[0].classes)
     # Keep what writing needs: the labels that were asked for, and no text.
-    cut = tuple(own.cut(columns.top_k) for own, columns in zip(scored.predictions, models, strict=True))
+    cut = tuple(predictions.cut(columns.top_k) for predictions, columns in zip(scored.predictions, models, strict=True))
     texts = chunk.digest if job.out is None else b""
     learned = () if chunk.truth is None else tuple(looked_up_by_each([engine.model for engine in engines], chunk))
     return LabelledChunk(chunk.without_text(), cut, scored.doubtful, place, spans, shown, texts, learned)

@@ -37,7 +37,7 @@ start.
 Reading = Generator[Chunk | Skipped | RangeEnd, None, None]
 
 
-class Starts:
+class WorkerStarts:
     """The starts of ranges of files that the client has sent, by run of the graph and number of the range."""
 
     def __init__(self) -> None:
@@ -77,7 +77,7 @@ class WorkerState:
         The room for chunks that are read and not labelled yet.
     threads : ThreadPoolExecutor
         The threads that label and write chunks.
-    starts : Starts
+    starts : WorkerStarts
         The starts of ranges of files.
     stopped : set of str
         The runs of the graph that start no further chunk here.
@@ -91,7 +91,7 @@ class WorkerState:
         self.small_bytes = SMALL_BYTES
         self.room = Room()
         self.threads = ThreadPoolExecutor(_MOST_AT_ONCE, "broadsheet-label")
-        self.starts = Starts()
+        self.starts = WorkerStarts()
         self.stopped: set[str] = set()
         self._locking = threading.Lock()
         self._page_locks: PageLocks | None = None
@@ -102,9 +102,9 @@ class WorkerState:
             self.readers = Readers(count, at_once)
             ENGINES.when_empty = self._end_readers
 
-    def count_range(self, part: Range, selection: Selection) -> RangeEnd:
+    def count_range(self, range_: Range, selection: Selection) -> RangeEnd:
         """Count the records of a range."""
-        return self.readers.count_range(part, selection) if self.readers else count_range(part, selection)
+        return self.readers.count_range(range_, selection) if self.readers else count_range(range_, selection)
 
     def _blocks_on_gpu(self, readers: Readers) -> OpenBlocks:
         """Return the function that finds, on the GPU, the records of blocks that the readers fill."""
@@ -139,7 +139,7 @@ class WorkerState:
 
     def _read_range(
         self,
-        part: Range,
+        range_: Range,
         selection: Selection,
         chunk_rows: int,
         skip: Callable[[str], bool],
@@ -151,20 +151,20 @@ class WorkerState:
 
         Parameters
         ----------
-        part, selection, chunk_rows, skip, spans, reserve
+        range_, selection, chunk_rows, skip, spans, reserve
             See `Readers.read_range`.
         is_on_gpu : bool
             Whether the texts may stay on a GPU.
 
         """
-        if self.readers and not 0 < part.bytes <= self.small_bytes:  # 0 if the size is unknown
-            if is_on_gpu and ingest.is_read_here(part, selection):
+        if self.readers and not 0 < range_.bytes <= self.small_bytes:  # 0 if the size is unknown
+            if is_on_gpu and ingest.can_gpu_read(range_, selection):
                 open_blocks = self._blocks_on_gpu(self.readers)
-                items = ingest.read_range(self.readers, open_blocks, part, selection, chunk_rows, skip, spans)
+                items = ingest.read_range(self.readers, open_blocks, range_, selection, chunk_rows, skip, spans)
                 return _as_room_allows(items, reserve)
             place_texts = self._texts_on_gpu(self.readers) if is_on_gpu else None
-            return self.readers.read_range(part, selection, chunk_rows, skip, spans, reserve, place_texts)
-        return _as_room_allows(read_range(part, selection, chunk_rows, skip, spans), reserve)
+            return self.readers.read_range(range_, selection, chunk_rows, skip, spans, reserve, place_texts)
+        return _as_room_allows(read_range(range_, selection, chunk_rows, skip, spans), reserve)
 
 
 def _as_room_allows(items: Reading, reserve: Callable[[int], bool]) -> Reading:

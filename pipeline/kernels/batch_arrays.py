@@ -76,7 +76,7 @@ class DeviceEncoded(NamedTuple):
     unknown_chars: cp.ndarray
 
 
-class Asked(NamedTuple):
+class NetworkRows(NamedTuple):
     """The articles of a batch that the network must score.
 
     Attributes

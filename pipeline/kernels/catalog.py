@@ -15,7 +15,7 @@ from ..errors import UsageError
 from ..model.fasttext import MOST_CLASSES
 from ..model.layers import Frame, Layer
 from ..model.ngrams import Kinds
-from .memory_plan import CLOSING, articles_for_a_full_one, most_units
+from .memory_plan import CLOSING_UNITS, articles_for_a_full_one, most_units
 from .storage import STORAGE, Element, Storage
 from .tables import FastTextShape, encoder_layer, lanes
 from .tiles import Launch, LookupTile, ProductTile, Tile, dense_outputs, lookup_tile, product_tile, shared_limit
@@ -126,7 +126,7 @@ def statistics_kernel(layer: Layer) -> Kernel:
 
 @cache
 def first_units_kernel(first: Layer, second: Layer) -> Kernel:
-    instance = f"first_units<{first.pool}, {second.pool}, {CLOSING}, {MOST_WARPS}>"
+    instance = f"first_units<{first.pool}, {second.pool}, {CLOSING_UNITS}, {MOST_WARPS}>"
     return Kernel("first units", "common/packing.cu", instance, MOST_WARPS * WARP)
 
 
@@ -418,9 +418,10 @@ def attention_kernel(generation: str, element: Element, head: int, is_long: bool
     by_each = 1 if is_sm90 or is_windowed else blocks
     launch = Launch(4 * blocks // by_each * WARP, 2 * (blocks + 2) * ATTENTION_ROWS * 2 * head)
     of_an_sm = {(True, True): 2, (True, False): 4, (False, True): 2 if by_each == 2 else 1, (False, False): 3}
-    of = f"{element.name}, {head}, {by_each}"
+    template_arguments = f"{element.name}, {head}, {by_each}"
     windowed = "true" if is_windowed else "false"
-    instance = f"attention<Products<{of}>, {of}, {of_an_sm[is_sm90, is_long]}, {windowed}, {launch}>"
+    products = f"Products<{template_arguments}>"
+    instance = f"attention<{products}, {template_arguments}, {of_an_sm[is_sm90, is_long]}, {windowed}, {launch}>"
     return Kernel("attention", f"{generation}/attention.cu", instance, *launch)
 
 
@@ -485,9 +486,9 @@ def encoder_kernels(
 
     """
     # The first vectors and the norms.
-    of = generation, precision, architecture
+    target = generation, precision, architecture
     stored = STORAGE[generation][precision]
-    element, layers = stored.features, [encoder_layer("", pitch, outputs) for outputs in dense_outputs(*of)]
+    element, layers = stored.features, [encoder_layer("", pitch, outputs) for outputs in dense_outputs(*target)]
     kernels = [embed_kernel(element, pitch), add_norm_kernel(element, pitch)]
     if "ROTARY" in activations:
         kernels += [embed_tokens_kernel(element, pitch), add_then_norm_kernel(element, pitch)]
@@ -501,7 +502,7 @@ def encoder_kernels(
     # The products. Only the first width of outputs has an activation.
     for number, layer in enumerate(layers):
         follows = activations if number == 0 else ("NONE",)
-        kernels += [product_kernel(stored, layer, product_tile(*of, layer), activation) for activation in follows]
+        kernels += [product_kernel(stored, layer, product_tile(*target, layer), activation) for activation in follows]
     return [*kernels, *(encoder_head_kernel(element, pitch, texts) for texts in HEAD_TEXTS)]
 
 
@@ -625,7 +626,7 @@ class FirstBlock:
 
 @cache
 def first_block(layer: Layer, rows: int, number: str) -> FirstBlock:
-    """Return the kernels of block 1 for groups of `rows` rows. number: one of NUMBERS."""
+    """Return the kernels of block 1 for units of `rows` rows. number: one of NUMBERS."""
 
     def kernel(name: str, *arguments: object) -> Kernel:
         return Kernel(

@@ -89,9 +89,9 @@ class DeviceEncoder:
         self.encoder, self._ops, self._lock = encoder, ops, Lock()
         settings, weights = encoder.settings, encoder.weights
         self._element = ops.stored.features
-        of = ops.generation, ops.precision, ops.architecture
+        target = ops.generation, ops.precision, ops.architecture
         # Compile and load every kernel.
-        shape = encoder_shape(encoder, dense_outputs(*of))
+        shape = encoder_shape(encoder, dense_outputs(*target))
         assert shape is not None
         self._shape = shape
         gate = "GATED_" if settings.is_gated else ""
@@ -100,7 +100,7 @@ class DeviceEncoder:
         longest = None if settings.rules is None else settings.rules.longest
         activations = sorted({"NONE", self._follows, self._of_queries})
         counts_distances = settings.distances is not None
-        ops.prepare(catalog.encoder_kernels(*of, shape.pitch, shape.head, longest, activations, counts_distances))
+        ops.prepare(catalog.encoder_kernels(*target, shape.pitch, shape.head, longest, activations, counts_distances))
         self._queries = ATTENTION_ROWS, 2 * ATTENTION_ROWS
         if counts_distances:
             self._queries = catalog.distance_queries(ops.architecture)
@@ -297,8 +297,8 @@ class DeviceEncoder:
         for first, last in _groups(all_ends, self._rows, _TEXTS):
             count, ends = last - first, (all_ends[first : last + 1] - all_ends[first]).astype(np.int32)
             rows = self._encoded(tokens, first, ends, timed)
-            for own, out in zip(heads, outs, strict=True):
-                head, (steps, weights) = own._heads[is_logits], own._head_arrays[is_logits]
+            for encoder, out in zip(heads, outs, strict=True):
+                head, (steps, weights) = encoder._heads[is_logits], encoder._head_arrays[is_logits]
                 of_block = several if count > several * self._ops.sms and head.longest <= _HEAD_VALUES else one
                 kernel = catalog.encoder_head_kernel(self._element, head.longest, of_block)
                 of_steps = (steps, np.int32(len(head.steps)), weights)

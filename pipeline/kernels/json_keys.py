@@ -62,10 +62,10 @@ class _Node:
 
     @property
     def below(self) -> int:
-        own = 1 << self.column if self.column >= 0 else 0
+        bits = 1 << self.column if self.column >= 0 else 0
         for child in self.children.values():
-            own |= child.below
-        return own
+            bits |= child.below
+        return bits
 
 
 def json_keys(

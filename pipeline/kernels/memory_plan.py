@@ -2,7 +2,7 @@
 
 The plan follows from the layer table. Memory is counted in units, as in common/packing.cuh. A unit is a row of block
 2's pooled output, and the rows of the other blocks that correspond to it. An article has a unit for each such row that
-its text reaches, and `CLOSING` more. In the dense frame every article reaches all rows.
+its text reaches, and `CLOSING_UNITS` more. In the dense frame every article reaches all rows.
 
 The text of a batch and its offsets are one run of bytes, and its results are another, so that one copy moves each.
 """
@@ -27,7 +27,8 @@ from ..model.ngrams import NGrams
 from .storage import Element, Storage
 from .tables import fasttext_bytes, ngram_bytes
 
-CLOSING = 2
+CLOSING_UNITS = 2
+"""Units after an article's text, which the taps of convolutions read."""
 
 _SHORT = 4
 """The number of articles in a batch of the text frame, for each article of full length that there is room for.
@@ -48,7 +49,7 @@ def most_units(layers: Sequence[Layer]) -> int:
 
     Models of whole texts need no units: the number and the bytes of texts limit a batch.
     """
-    return 1 if len(layers) == 1 else layers[1].rows_pooled + CLOSING
+    return 1 if len(layers) == 1 else layers[1].rows_pooled + CLOSING_UNITS
 
 
 def articles_for_a_full_one(frame: Frame) -> int:
@@ -71,7 +72,7 @@ def units_by_length(layers: Sequence[Layer], frame: Frame) -> NDArray[np.int64]:
         return np.full(len(lengths), most_units(layers))
     rows = np.minimum(-(-lengths // first.pool), first.rows_pooled)
     reach: NDArray[np.int64] = np.minimum(-(-rows // second.pool), second.rows_pooled)
-    return reach + CLOSING
+    return reach + CLOSING_UNITS
 
 
 _ARRAY_ALIGNMENT = 256

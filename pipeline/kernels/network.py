@@ -19,10 +19,10 @@ from ..model.quantised import Integers
 from ..model.reference import Weights
 from ..processes.threads import available_cores
 from . import memory_plan
-from .batch_arrays import Asked, DeviceBatch, Packing, Scored
+from .batch_arrays import DeviceBatch, NetworkRows, Packing, Scored
 from .catalog import Kernel, branch_kernels, fasttext_kernels, gather_kernel, network_kernels
 from .driver_calls import copy, launch, record, wait
-from .memory_plan import CLOSING, capacity
+from .memory_plan import CLOSING_UNITS, capacity
 from .ops import Launched, operations
 from .slots import Result, Slot, Sums, Trail
 from .tables import fasttext_shape
@@ -155,7 +155,7 @@ class Network:
 
     def _after_text(self) -> dict[str, cp.ndarray]:
         """Return the output [outputs] of each convolution after block 1 beyond the text, where all rows are equal."""
-        units = CLOSING + 1
+        units = CLOSING_UNITS + 1
         packing = Packing(cp.empty(0, np.int32), cp.asarray([units, 0], np.int32), None, units)
         constants = {}
         stored, saturated = self.ops.stored, cp.zeros(1, np.uint64)
@@ -190,7 +190,7 @@ class Network:
         if isinstance(self._branch, DeviceFastText):
             self._means = cp.empty((batch, self._branch.columns), np.float32)
         if self.parts.network and self.parts.alone:
-            self._asked_ids, self._asked_rows = cp.empty_like(self._ids), cp.empty(batch, np.int32)
+            self._network_ids, self._network_rows = cp.empty_like(self._ids), cp.empty(batch, np.int32)
         for _ in range(memory_plan.SLOTS):
             self.slots.append(Slot(self.layers, self.room, self._ids))
 
@@ -199,7 +199,7 @@ class Network:
         self.slots.clear()
         self._activations = []
         self._ids = self._statistics = self._text_end = self._first_unit = self._counts = self._closing = None
-        self._asked_ids = self._asked_rows = self._means = None
+        self._network_ids = self._network_rows = self._means = None
 
     def close(self) -> None:
         """Release the buffers and the weights."""
@@ -499,7 +499,7 @@ class Network:
             The most units of its articles.
 
         """
-        asked, stream, count = None, cp.cuda.get_current_stream(), batch.texts.count
+        network_rows, stream, count = None, cp.cuda.get_current_stream(), batch.texts.count
         ids, out = batch.encoded.ids, batch.scored
         if self.ops.stored.is_int8:
             batch.saturated.data.memset_async(0, batch.saturated.nbytes, stream)
@@ -509,14 +509,14 @@ class Network:
             if not self.parts.network:
                 self.ops.ngrams_alone(alone.bias, count, out, temperature, several)
                 return
-            asked = Asked(self._asked_rows, batch.asked)
-            self.ops.ngrams_alone(alone.bias, count, out, temperature, several, alone.margin, alone.cuts, asked)
-            self.ops.gather(ids, asked, self._asked_ids)
-            ids, count = self._asked_ids[: len(ids)], asked.count
-        rows = None if asked is None else asked.rows
-        self._ask(ids, count, rows, units, out, batch.saturated)
+            network_rows = NetworkRows(self._network_rows, batch.asked)
+            self.ops.ngrams_alone(alone.bias, count, out, temperature, several, alone.margin, alone.cuts, network_rows)
+            self.ops.gather(ids, network_rows, self._network_ids)
+            ids, count = self._network_ids[: len(ids)], network_rows.count
+        rows = None if network_rows is None else network_rows.rows
+        self._run_network(ids, count, rows, units, out, batch.saturated)
 
-    def _ask(
+    def _run_network(
         self, ids: cp.ndarray, count: cp.ndarray, which: cp.ndarray | None, units: int, out: Scored,
         saturated: cp.ndarray,
     ) -> None:  # fmt: skip

@@ -20,7 +20,7 @@ from ..model.alphabet import head_bytes
 from ..model.layers import NORM_EPSILON, WHOLE, Frame, Layer
 from ..model.scores import SOFTMAX
 from . import catalog
-from .batch_arrays import Asked, DeviceEncoded, DeviceTexts, Packing, Scored
+from .batch_arrays import DeviceEncoded, DeviceTexts, NetworkRows, Packing, Scored
 from .catalog import Activation, Kernel
 from .compile import compile_all, kernel_here
 from .memory_plan import most_units
@@ -402,7 +402,7 @@ class Operations:
 
     def ngrams_alone(
         self, bias: cp.ndarray, count: cp.ndarray, out: Scored, temperature: float, link: int,
-        margin: float | None = None, cuts: cp.ndarray | None = None, asked: Asked | None = None,
+        margin: float | None = None, cuts: cp.ndarray | None = None, network_rows: NetworkRows | None = None,
     ) -> None:  # fmt: skip
         """Compute scores and best classes of n-grams alone. Their part of the logits is in `out.logits`, which stays.
 
@@ -422,13 +422,13 @@ class Operations:
             The margin of `cascade`. The network must score articles below it.
         cuts : float32 [classes], optional
             The cuts of `cascade`, for a model that gives several labels.
-        asked : Asked, optional
-            The arrays for the articles that the network must score. Their number is added to `asked.count`.
+        network_rows : NetworkRows, optional
+            The arrays for the articles that the network must score. Their number is added to `network_rows.count`.
 
         """
         articles, classes = out.logits.shape
         kernel = catalog.alone_kernel(classes)
-        rows, asked_count = (None, None) if asked is None else asked
+        rows, asked_count = (None, None) if network_rows is None else network_rows
         self.launch(
             kernel,
             (-(-articles // (kernel.threads // catalog.WARP)),),
@@ -437,10 +437,10 @@ class Operations:
              or_null(rows), or_null(asked_count)),
         )  # fmt: skip
 
-    def gather(self, ids: cp.ndarray, asked: Asked, out: cp.ndarray) -> None:
+    def gather(self, ids: cp.ndarray, network_rows: NetworkRows, out: cp.ndarray) -> None:
         """Copy the ids of the articles that the network must score to `out`, uint8 [N, pitch], without gaps."""
         grid = (-(-len(ids) // catalog.WARPS),)
-        self.launch(catalog.gather_kernel(), grid, (ids, _int(ids.shape[1]), *asked, out))
+        self.launch(catalog.gather_kernel(), grid, (ids, _int(ids.shape[1]), *network_rows, out))
 
     def dense(
         self,

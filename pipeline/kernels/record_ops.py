@@ -104,21 +104,21 @@ class RecordOperations:
         kernel, rule = find_lines_kernel(), (np.uint32(rules.most_crs), np.uint8(rules.skipped))
         self._launch(kernel, -(-len(ends) // kernel.threads), (block, ends, np.int32(len(ends)), *rule, *out))
 
-    def objects(self, records: Unread, keys: DeviceKeys) -> None:
+    def objects(self, records: RecordsToRead, keys: DeviceKeys) -> None:
         """Find the values of JSON objects. keys: the keys of the columns."""
         self._find(read_objects_kernel(), records, keys.record)
 
-    def refuse_repeated_keys(self, records: Unread) -> None:
+    def refuse_repeated_keys(self, records: RecordsToRead) -> None:
         """Leave a record to the host if an object in a value has a key twice. records: see `objects`."""
         values, count = records.values, len(records.begins)
         arguments = (records.block, values.record(count), *records.odd)
         self._launch_warps(refuse_repeated_keys_kernel(), count, arguments)
 
-    def fields(self, records: Unread, fields: DeviceFields) -> None:
+    def fields(self, records: RecordsToRead, fields: DeviceFields) -> None:
         """Find the fields of CSV, or lines of text. fields: the fields of the columns."""
         self._find(read_fields_kernel(), records, fields.record)
 
-    def _find(self, kernel: Kernel, records: Unread, wanted: NDArray[np.void]) -> None:
+    def _find(self, kernel: Kernel, records: RecordsToRead, wanted: NDArray[np.void]) -> None:
         block, begins, sizes, longest, values, odd = records
         arguments = (block, begins, sizes, np.int32(len(begins)), np.uint32(longest), wanted)
         self._launch_warps(kernel, len(begins), (*arguments, values.record(len(begins)), *odd))
@@ -237,7 +237,7 @@ def _or_null(array: cp.ndarray | None) -> Any:
     return np.uint64(0) if array is None else array
 
 
-class Skipped(IntEnum):
+class SkippedLines(IntEnum):
     """The lines that are not records, numbered as in records/lines.cu. BLANK lines have only white space of JSON."""
 
     NONE = 0
@@ -250,7 +250,7 @@ class LineRules(NamedTuple):
 
     Attributes
     ----------
-    skipped : Skipped
+    skipped : SkippedLines
         The lines that are not records.
     most_crs : int
         How many CRs before an LF belong to the line end.
@@ -259,7 +259,7 @@ class LineRules(NamedTuple):
 
     """
 
-    skipped: Skipped
+    skipped: SkippedLines
     most_crs: int = 1
     quote: int = NOT_THERE
     delimiter: int = NOT_THERE
@@ -352,7 +352,7 @@ class Odd(NamedTuple):
     count: cp.ndarray
 
 
-class Unread(NamedTuple):
+class RecordsToRead(NamedTuple):
     """Records of a block that are not read yet, and the arrays for their values.
 
     Attributes

@@ -73,11 +73,11 @@ def copy_small(to: NDArray[Any], source: NDArray[Any]) -> None:
     Up to 1 MiB the function keeps Python's interpreter lock (GIL). NumPy would release it, and a busy worker waits
     longer to get it back than the copy takes.
     """
-    there, own = (array.reshape(-1).view(np.uint8) for array in (to, source))
-    if own.nbytes > _COPIED_WITH_LOCK:
-        there[:] = own
+    target_bytes, source_bytes = (array.reshape(-1).view(np.uint8) for array in (to, source))
+    if source_bytes.nbytes > _COPIED_WITH_LOCK:
+        target_bytes[:] = source_bytes
     else:
-        there.data[:] = own.data
+        target_bytes.data[:] = source_bytes.data
 
 
 def views(memory: Any, arrays: Mapping[str, ArrayPlace]) -> dict[str, Any]:

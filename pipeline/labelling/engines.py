@@ -124,8 +124,8 @@ class EngineCache:
             with suppress(Exception), self.use([*loads]):
                 pass
 
-        for key, own in loads.items():
-            self.offer(key, own)
+        for key, loader in loads.items():
+            self.offer(key, loader)
         thread = Thread(target=load, name="broadsheet-load")
         thread.start()
         try:

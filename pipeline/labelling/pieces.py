@@ -66,7 +66,7 @@ def _part(texts: Texts, first: int, last: int) -> Texts:
         offsets=texts.offsets[first : last + 1] if texts.ids is None else texts.offsets,
         ids=None if texts.ids is None else texts.ids[first:last],
         n_chars=None if texts.n_chars is None else texts.n_chars[first:last],
-        prepared={name: own.slice(first, last - first) for name, own in texts.prepared.items()},
+        prepared={name: prepared.slice(first, last - first) for name, prepared in texts.prepared.items()},
     )
 
 

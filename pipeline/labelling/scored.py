@@ -218,9 +218,9 @@ def _of_heads(whole: Predictions, heads: Heads, scoring: Sequence[Scoring]) -> I
     """Yield the predictions of each head for N texts, from the scores of the classes of all heads."""
     assert whole.all_scores is not None
     for part, wanted in zip(parts_of(heads), scoring, strict=False):
-        own = np.ascontiguousarray(whole.all_scores[:, part])
-        labels, best = top_k(own, wanted.top_k)
-        yield replace(whole, labels=labels, scores=best, all_scores=own if wanted.all_scores else None)
+        head_scores = np.ascontiguousarray(whole.all_scores[:, part])
+        labels, best = top_k(head_scores, wanted.top_k)
+        yield replace(whole, labels=labels, scores=best, all_scores=head_scores if wanted.all_scores else None)
 
 
 def texts_of(chunk: Chunk) -> Texts:

@@ -191,10 +191,12 @@ class Windows:
         is_reached = cut or self.part or sizes.max(initial=0) <= self.reads(length)
         reached = whole if is_reached else self._slice(whole, 0, self.reads(length))
         pieces_of = self._parts if self.part else self._pieces
-        for pieces in _slabs(_in_turn([own for own, _ in cut]) if cut else pieces_of(reached, counts, length)):
+        for pieces in _slabs(
+            _in_turn([windows_of_text for windows_of_text, _ in cut]) if cut else pieces_of(reached, counts, length)
+        ):
             windows = pa.concat_arrays([piece.texts for piece in pieces])
-            own = Texts(*buffers_of(windows), sharing=texts.sharing)
-            predictions = engine.classify(own, 1, True, spans, each_kernel, turn)
+            window_texts = Texts(*buffers_of(windows), sharing=texts.sharing)
+            predictions = engine.classify(window_texts, 1, True, spans, each_kernel, turn)
             sums_of_texts.saturated += predictions.saturated
             sums_of_texts.asked += predictions.asked
             first = 0
@@ -351,7 +353,7 @@ def _slabs(pieces: Iterator[_Piece]) -> Iterator[list[_Piece]]:
 def _in_turn(windows: list[list[str]]) -> Iterator[_Piece]:
     """Yield the first windows of all texts, then the second windows, and so on. windows: those of each text."""
     for number in range(max(map(len, windows))):
-        rows = [row for row, own in enumerate(windows) if len(own) > number]
+        rows = [row for row, windows_of_text in enumerate(windows) if len(windows_of_text) > number]
         yield _Piece(np.array(rows), pa.array([windows[row][number] for row in rows], pa.large_string()))
 
 

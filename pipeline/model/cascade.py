@@ -33,7 +33,7 @@ AGREEMENT = 0.999
 _LARGEST = 1e30
 
 
-class Selection(Struct, frozen=True):
+class ScoreSelection(Struct, frozen=True):
     """The choice of texts by a model whose scores select texts: the network scores those that may be above a cut.
 
     Attributes
@@ -75,7 +75,7 @@ class Cascade(Struct, frozen=True):
         the logit on the same rows.
     temperature : float
         The temperature of the scores of the n-grams alone.
-    selection : Selection, optional
+    selection : ScoreSelection, optional
         The choice that replaces the margin, in a model whose scores select texts.
 
     """
@@ -85,7 +85,7 @@ class Cascade(Struct, frozen=True):
     agreement: Annotated[float, Meta(ge=0, le=1)]
     bias: tuple[float, ...]
     temperature: float = 1.0
-    selection: Selection | UnsetType = UNSET
+    selection: ScoreSelection | UnsetType = UNSET
 
     def check(self, classes: int, model: str) -> None:
         """Raise ModelError unless the values are in range and fit a model with `classes` classes."""
@@ -95,16 +95,18 @@ class Cascade(Struct, frozen=True):
             raise ModelError(f"{model}: the margin or a bias of its n-grams is not finite, or beyond {_LARGEST:g}")
         if not TEMPERATURES[0] <= self.temperature <= TEMPERATURES[1]:
             raise ModelError(f"{model}: temperature {self.temperature:g} of its n-grams alone is out of range")
-        of = self.selection
-        if of and not (-_LARGEST <= of.least <= of.cut <= _LARGEST and of.label < classes):
-            raise ModelError(f"{model}: its selection is damaged: from {of.least:g} on for a cut of {of.cut:g}")
+        selection = self.selection
+        if selection and not (-_LARGEST <= selection.least <= selection.cut <= _LARGEST and selection.label < classes):
+            raise ModelError(
+                f"{model}: its selection is damaged: from {selection.least:g} on for a cut of {selection.cut:g}"
+            )
 
     @property
     def about(self) -> dict[str, object]:
         """All that decides scores, as JSON values."""
         about = {"margin": self.margin, "bias": self.bias, "temperature": self.temperature}
-        of = self.selection
-        return {**about, "selection": [of.least, of.cut, of.label]} if of else about
+        selection = self.selection
+        return {**about, "selection": [selection.least, selection.cut, selection.label]} if selection else about
 
 
 def margins(logits: NDArray[np.float32], thresholds: Sequence[float] | None) -> NDArray[np.float32]:
@@ -115,7 +117,7 @@ def margins(logits: NDArray[np.float32], thresholds: Sequence[float] | None) -> 
     return np.asarray(largest[:, 1] - largest[:, 0])
 
 
-def asked(logits: NDArray[np.float32], margin: float, thresholds: Sequence[float] | None) -> NDArray[np.bool_]:
+def needs_network(logits: NDArray[np.float32], margin: float, thresholds: Sequence[float] | None) -> NDArray[np.bool_]:
     """Return whether the network must score each text, [N]. logits: from the n-grams alone, fp32 [N, classes]."""
     sure: NDArray[np.bool_] = margins(logits, thresholds) >= np.float32(margin)
     return ~sure

@@ -260,10 +260,10 @@ class Encoder:
         """
         names = (TOKENIZER,) if settings.rules is None else VOCABULARY
         refuse_missing((f"{PREFIX}{name}" for name in names), tensors, model)
-        own = {name.removeprefix(PREFIX): tensors.pop(name) for name in [*tensors] if name.startswith(PREFIX)}
-        parts = [own.pop(name) for name in names]
+        weights = {name.removeprefix(PREFIX): tensors.pop(name) for name in [*tensors] if name.startswith(PREFIX)}
+        parts = [weights.pop(name) for name in names]
         tokens = StoredTokenizer(parts[0]) if settings.rules is None else WordPiece(settings.rules, *parts)
-        return cls(settings, tokens, own)
+        return cls(settings, tokens, weights)
 
     def check(self, classes: int | None, model: str) -> None:
         """Raise ModelError unless the tensors fit the settings and each other.
@@ -449,8 +449,9 @@ class Encoder:
                 continue
             step = window + 1
             for first in range(0, text.stop - text.start, step):
-                own, near = slice(first, first + step), slice(max(0, first - window), first + step + window)
-                _attend(of_heads[0, :, own], of_heads[1, :, near], of_heads[2, :, near], out[:, own], own, near, window)
+                rows, near = slice(first, first + step), slice(max(0, first - window), first + step + window)
+                query, key, value = of_heads[0, :, rows], of_heads[1, :, near], of_heads[2, :, near]
+                _attend(query, key, value, out[:, rows], rows, near, window)
         return self._products(mixed.reshape(x.shape), texts, f"{layer}.mix")
 
     def _apart(self, tokens: int, layer: int) -> tuple[Floats, Floats] | None:
@@ -504,7 +505,7 @@ def _turn(queries: Floats, by: Floats) -> None:
 
 
 def _attend(
-    query: Floats, key: Floats, value: Floats, out: Floats, own: slice | None = None, near: slice | None = None,
+    query: Floats, key: Floats, value: Floats, out: Floats, rows: slice | None = None, near: slice | None = None,
     window: int = 0, apart: tuple[Floats, Floats] | None = None,
 ) -> None:  # fmt: skip
     """Compute the attention of some tokens of a text to some tokens of the same text.
@@ -515,7 +516,7 @@ def _attend(
         The queries, keys and values of each head.
     out : float32 [heads, queries, size]
         The array for the result.
-    own, near : slice, optional
+    rows, near : slice, optional
         With a window: the tokens of the text that have the queries, and those that have the keys.
     window : int
         The largest distance of a key from a query.
@@ -531,8 +532,10 @@ def _attend(
             keys_at, queries_at = (one[some].transpose(0, 2, 1) for one in apart)
             scores += _of_distances(query[some] @ keys_at)
             scores += _of_distances(key[some] @ queries_at).transpose(0, 2, 1)
-        if own is not None and near is not None:
-            far = np.arange(near.start, near.start + count) - np.arange(own.start, own.start + query.shape[1])[:, None]
+        if rows is not None and near is not None:
+            far = (
+                np.arange(near.start, near.start + count) - np.arange(rows.start, rows.start + query.shape[1])[:, None]
+            )
             scores[:, np.abs(far) > window] = -np.inf
         scores -= scores.max(axis=2, keepdims=True)
         np.exp(scores, out=scores)

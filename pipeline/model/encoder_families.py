@@ -178,13 +178,13 @@ def trunk_of(stored: Stored) -> Trunk:
         "activation": _ACTIVATIONS[activation],
     }
     # Read the rest, and check the sizes: for weights of another size, transformers would draw random ones.
-    own = body.family.read_trunk(stored, layers)
-    for key, size in _sizes(own.weights, tensors, body).items():
+    trunk = body.family.read_trunk(stored, layers)
+    for key, size in _sizes(trunk.weights, tensors, body).items():
         if config.get(key, size) != size:
             raise ModelError(
                 f"{name}: its {key} in {CONFIG_FILE} is {config[key]!r:.40}, and its weights have {size:,}"
             )
-    return own._replace(settings=settings | own.settings)
+    return trunk._replace(settings=settings | trunk.settings)
 
 
 def _sizes(weights: Mapping[str, Tensor], tensors: Tensors, body: Body) -> dict[str, int]:
@@ -217,15 +217,15 @@ def _layers(tensors: Tensors, count: int, body: Body) -> dict[str, Tensor]:
         f"norm.{part}": tensors[f"embeddings.LayerNorm.{part}"] for part in ("weight", "bias")
     }
     for layer in range(count):
-        of = f"{body.layer}.{layer}"
-        turned = [transposed(tensors[f"{of}.{one}.weight"]) for one in body.queries]
+        prefix = f"{body.layer}.{layer}"
+        turned = [transposed(tensors[f"{prefix}.{one}.weight"]) for one in body.queries]
         weights[f"{layer}.queries"] = np.concatenate(turned, axis=1)
-        weights[f"{layer}.queries.bias"] = np.concatenate([tensors[f"{of}.{one}.bias"] for one in body.queries])
+        weights[f"{layer}.queries.bias"] = np.concatenate([tensors[f"{prefix}.{one}.bias"] for one in body.queries])
         for ours, theirs in zip(("mix", "inner", "outer"), body.products, strict=True):
-            weights[f"{layer}.{ours}"] = transposed(tensors[f"{of}.{theirs}.weight"])
-            weights[f"{layer}.{ours}.bias"] = tensors[f"{of}.{theirs}.bias"]
+            weights[f"{layer}.{ours}"] = transposed(tensors[f"{prefix}.{theirs}.weight"])
+            weights[f"{layer}.{ours}.bias"] = tensors[f"{prefix}.{theirs}.bias"]
         for ours, theirs in zip(("norm1", "norm2"), body.norms, strict=True):
-            weights |= {f"{layer}.{ours}.{part}": tensors[f"{of}.{theirs}.{part}"] for part in ("weight", "bias")}
+            weights |= {f"{layer}.{ours}.{part}": tensors[f"{prefix}.{theirs}.{part}"] for part in ("weight", "bias")}
     return weights
 
 

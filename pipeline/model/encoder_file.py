@@ -320,7 +320,7 @@ def _add_modules(modules: list[tuple[str, Path]], head: Head, name: str) -> Pool
         elif module == "Normalize":
             head.steps.append(NORMALISE)
         elif module == "Dense":
-            own = Tensors(path / HUB_FILE, name)
+            tensors = Tensors(path / HUB_FILE, name)
             function = about.get("activation_function", "torch.nn.Tanh")
             package, _, kind = function.rpartition(".")
             if package.split(".")[0] != "torch" or kind not in _DENSE:
@@ -329,9 +329,9 @@ def _add_modules(modules: list[tuple[str, Path]], head: Head, name: str) -> Pool
                     f"the activation_function of a Dense module is {function!r:.60}",
                     f"{', '.join(_DENSE)} of torch.nn are",
                 )
-            weight = own["linear.weight"]
+            weight = tensors["linear.weight"]
             has_bias = about.get("bias", True)
-            head.add(_DENSE[kind], weight, own["linear.bias"] if has_bias else np.zeros(len(weight), np.float32))
+            head.add(_DENSE[kind], weight, tensors["linear.bias"] if has_bias else np.zeros(len(weight), np.float32))
     return pooling
 
 

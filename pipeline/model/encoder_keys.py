@@ -225,7 +225,7 @@ TRANSFORMER = Keys(
         "processing_kwargs": ({}, None),
         "tokenizer_name_or_path": (None,),
         **dict.fromkeys(
-            (f"{of}_{kind}" for of in ("model", "tokenizer", "processor", "config") for kind in ("args", "kwargs")),
+            (f"{part}_{kind}" for part in ("model", "tokenizer", "processor", "config") for kind in ("args", "kwargs")),
             ({}, None),
         ),
     },

@@ -39,9 +39,9 @@ def trunk_of(encoder: Encoder | TorchEncoder) -> str:
     about = {**encoder.about, "outputs": None}
     config = {name: value for name, value in encoder.config.items() if name not in _OF_LABELS}
     base = f"{base_of(encoder)}."
-    own = {name: one for name, one in encoder.stored().items() if name.startswith(base)}
-    shapes = {name: (one.dtype, one.shape) for name, one in sorted(own.items())}
-    return _digest([about, config, shapes], {name: one.data for name, one in own.items()} | _tokenizer_of(encoder))
+    tensors = {name: one for name, one in encoder.stored().items() if name.startswith(base)}
+    shapes = {name: (one.dtype, one.shape) for name, one in sorted(tensors.items())}
+    return _digest([about, config, shapes], {name: one.data for name, one in tensors.items()} | _tokenizer_of(encoder))
 
 
 def base_of(encoder: TorchEncoder) -> str:
@@ -57,8 +57,8 @@ def vocabulary_of(encoder: Encoder | TorchEncoder) -> str:
     if isinstance(encoder, TorchEncoder):
         settings = encoder.settings
         return _digest([settings.most_tokens, settings.cut, settings.prompt], _tokenizer_of(encoder))
-    own = {name: t for name, t in encoder.tensors().items() if name.removeprefix(PREFIX) not in encoder.weights}
-    return _digest([to_builtins(encoder.settings.rules), encoder.settings.most_tokens], own)
+    tensors = {name: t for name, t in encoder.tensors().items() if name.removeprefix(PREFIX) not in encoder.weights}
+    return _digest([to_builtins(encoder.settings.rules), encoder.settings.most_tokens], tensors)
 
 
 def _tokenizer_of(encoder: TorchEncoder) -> dict[str, NDArray[Any]]:

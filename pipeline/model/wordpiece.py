@@ -207,8 +207,8 @@ class WordPiece:
         """
         parts = []
         for some in batches(offsets, _BATCH_BYTES):
-            own = offsets[some.start : some.stop + 1].tolist()
-            parts.append(self._of_strings([data[a:b].tobytes().decode() for a, b in pairwise(own)], most_tokens))
+            bounds = offsets[some.start : some.stop + 1].tolist()
+            parts.append(self._of_strings([data[a:b].tobytes().decode() for a, b in pairwise(bounds)], most_tokens))
         parts = parts or [self._of_strings([], most_tokens)]
         ends = np.cumsum(np.concatenate([[0], *(np.diff(part.ends) for part in parts)]))
         ids, is_cut = (np.concatenate([part[i] for part in parts]) for i in (0, 2))

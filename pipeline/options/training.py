@@ -195,8 +195,8 @@ class TrainRequest(TRAIN.made("train")):  # type: ignore[misc]
                 "with several labels a text there are no balanced classes, teachers or soft labels: leave them out"
             )
         # Check suspects and corrections, which need one label column and one label for each text.
-        for asked, what in ((self.suspects, "suspects"), (self.corrections is not None, "corrections")):
-            if asked and (len(self.label_column) != 1 or self.multi_label or self.soft_labels is not None):
+        for is_given, what in ((self.suspects, "suspects"), (self.corrections is not None, "corrections")):
+            if is_given and (len(self.label_column) != 1 or self.multi_label or self.soft_labels is not None):
                 raise UsageError(
                     f"{what} are of labels in one column, of one label a text: name it and no others, and leave out "
                     "teachers and soft labels"
@@ -226,7 +226,7 @@ class TrainRequest(TRAIN.made("train")):  # type: ignore[misc]
                 "a network": self._needs_more_than_settings or (self.settings and not self.fine_tune)
                 or self.keep_network or self.alphabet or self.length or self.frame,
             }  # fmt: skip
-            if found := [what for what, asked in excluded.items() if asked]:
+            if found := [what for what, is_given in excluded.items() if is_given]:
                 raise UsageError(f"with an encoder there are no options for {', '.join(found)}: leave them out")
             self._set("dtype", "float32")
         # Check the chain of n-grams and a teacher.

@@ -17,7 +17,7 @@ from ..labelling.counts import LENGTHS
 from ..source.plan.plan import Start, part_name, range_name
 from ..source.rows.chunk import RowRange
 from ..source.rows.labels import NO_TRUTH
-from .layout import group_of
+from .layout import range_of
 from .record import Accounted, ClosingEntry, Entry, Figures, Judged, LearnedFrom, ListedFile, SavedPlan, Scores, Totals
 from .saved_plan import files_of
 
@@ -33,20 +33,20 @@ _SUMS_OF_MODEL = ("truncated", "unknown_chars", "saturated", "asked", "unlabelle
 
 @dataclass(frozen=True)
 class Entries:
-    """Entries of a job. chunks: the entries of chunks, by name. closed: the closing entries, by number of the group."""
+    """Entries of a job. chunks: the entries of chunks, by name. closed: the closing entries, by number of the range."""
 
     chunks: Mapping[str, Entry]
     closed: Mapping[int, ClosingEntry]
 
     @cached_property
     def whole(self) -> set[int]:
-        """The numbers of the groups that have all of their chunks."""
+        """The numbers of the ranges that have all of their chunks."""
         closings = self.closed.items()
         return {n for n, end in closings if all(part_name(n, chunk) in self.chunks for chunk in range(end.chunks))}
 
     @cached_property
     def committed(self) -> set[str]:
-        """The names of the chunks and of the groups that need not be read again."""
+        """The names of the chunks and of the ranges that need not be read again."""
         return {*self.chunks, *map(range_name, self.whole)}
 
     def start_after(self, number: int, start: Start | None) -> Start | None:
@@ -67,23 +67,23 @@ class Gap:
         What is wrong.
     chunk : str or None
         The chunk whose entry is missing or wrong; None if the cause is another.
-    group : int or None
-        The group whose closing entry is wrong; None if the cause is another.
+    range_number : int or None
+        The number of the range whose closing entry is wrong; None if the cause is another.
 
     """
 
     message: str
     chunk: str | None = None
-    group: int | None = None
+    range_number: int | None = None
 
 
-def groups_of(plan: SavedPlan | None) -> range:
+def range_numbers(plan: SavedPlan | None) -> range:
     """Return the numbers of the ranges of a job or an update. plan: None for rows in memory, which are one range."""
     return range(plan.first_group, plan.first_group + plan.ranges) if plan else range(1)
 
 
 def open_to_change(closing: ClosingEntry, chunks: Mapping[str, Entry]) -> list[str]:
-    """Return the chunks of a group that may change once all of its files can be read.
+    """Return the chunks of a range that may change once all of its files can be read.
 
     These are the chunks that end in the first file with a problem, or after it.
     """
@@ -98,7 +98,7 @@ def open_to_change(closing: ClosingEntry, chunks: Mapping[str, Entry]) -> list[s
 
 
 def gaps(chunks: Mapping[str, Sources], closed: Mapping[int, ClosingEntry], plan: SavedPlan | None) -> Iterator[Gap]:
-    """Yield every contradiction between the entries of chunks and the closing entries of the groups.
+    """Yield every contradiction between the entries of chunks and the closing entries of the ranges.
 
     chunks: the sources of each chunk, by its name. plan: None for rows in memory.
     """
@@ -106,7 +106,7 @@ def gaps(chunks: Mapping[str, Sources], closed: Mapping[int, ClosingEntry], plan
     for name, sources in chunks.items():
         entries[int(name.split("-")[1])][name] = sources
     listed: Sequence[_Listed] = files_of(plan) if plan else [None]
-    numbers = groups_of(plan)
+    numbers = range_numbers(plan)
     before: _Listed = None
     known: set[int] = set()
     row: int | None = 0
@@ -116,15 +116,15 @@ def gaps(chunks: Mapping[str, Sources], closed: Mapping[int, ClosingEntry], plan
         if files == () and (closing is None or closing.files):
             continue  # the range was withdrawn, or it belonged to an update that was discarded
         known.add(number)
-        yield from _of_group(number, files, closing, entries.pop(number, {}), row)
+        yield from _gaps_of_range(number, files, closing, entries.pop(number, {}), row)
         row = None if closing is None or row is None else row + sum(count or 0 for _, count in closing.files)
     for others in entries.values():
         yield from (Gap(f"{name} is no chunk of this job", name) for name in others)
     for number in closed.keys() - known:
-        yield Gap(f"there is a closing entry of group {number}, which is none of this job", group=number)
+        yield Gap(f"there is a closing entry of group {number}, which is none of this job", range_number=number)
 
 
-def _of_group(
+def _gaps_of_range(
     number: int, files: _Listed, closing: ClosingEntry | None, entries: dict[str, Sources], row: int | None
 ) -> Iterator[Gap]:
     """Yield the gaps of one range. Its chunks are numbered from 0, and each begins where the one before it ends.
@@ -149,7 +149,7 @@ def _of_group(
         yield Gap(f"{what} has no closing entry, which says how many chunks it has")
         return
     if files is not None and [file.path for file in files] != [p for p, rows in closing.files if rows is not None]:
-        yield Gap(f"the closing entry of {what} has other files than the plan", group=number)
+        yield Gap(f"the closing entry of {what} has other files than the plan", range_number=number)
         return
     # Follow the rows of each file from chunk to chunk.
     if row is None:
@@ -171,7 +171,7 @@ def _of_group(
         yield Gap(f"{name} comes after the {closing.chunks:,} chunks of {what}", name)
     for path, total in closing.files:
         if total is not None and rows[path] - row != total:
-            yield Gap(f"{path} has {total:,} rows, its entries have {rows[path] - row:,}", group=number)
+            yield Gap(f"{path} has {total:,} rows, its entries have {rows[path] - row:,}", range_number=number)
 
 
 def most_allowed(option: str, limit: str | int, count: int, what: str) -> int:
@@ -314,20 +314,20 @@ class Counts(ModelCounts):
 
 
 class Sums(Counts):
-    """Sums over the entries of a plan's groups. plan: None for rows in memory."""
+    """Sums over the entries of a plan's ranges. plan: None for rows in memory."""
 
     def __init__(self, plan: SavedPlan | None) -> None:
         super().__init__()
         if plan is not None:
             self.problems, self.unread, self.left_out = [*plan.problems], [*plan.unread], plan.left_out or ()
-        self._groups = groups_of(plan)
+        self._ranges = range_numbers(plan)
 
     def add(self, entry: Entry | ClosingEntry) -> None:
-        """Count an entry, unless it belongs to a group of another plan."""
+        """Count an entry, unless it belongs to a range of another plan."""
         if isinstance(entry, Entry):
-            if group_of(entry.chunk) in self._groups:
+            if range_of(entry.chunk) in self._ranges:
                 self.count_chunk(entry)
-        elif entry.group in self._groups:
+        elif entry.group in self._ranges:
             self.problems += entry.problems
             self.unread += entry.unread
 

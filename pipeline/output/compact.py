@@ -28,7 +28,7 @@ from ..source.open.ahead import in_order
 from ..source.plan.plan import part_name
 from ..source.rows.chunk import RowRange
 from ..storage.disk import Content
-from .account import Counts, groups_of
+from .account import Counts, range_numbers
 from .commit import read_committed
 from .finish import finish, seal
 from .folder import OutputFolder
@@ -179,20 +179,20 @@ class _Joined:
 
     Attributes
     ----------
-    of : list of _Files
+    files : list of _Files
         The files of the range, one after the other.
     chunks : list of list of _Chunk
         For each new chunk, the chunks that it is joined from.
 
     """
 
-    of: list[_Files]
+    files: list[_Files]
     chunks: list[list[_Chunk]]
 
     @property
     def saves(self) -> int:
         """The number of parts that the folder has less."""
-        before = sum(len(chunk.folders) for files in self.of for chunk in files.chunks)
+        before = sum(len(chunk.folders) for files in self.files for chunk in files.chunks)
         return before - sum(len(_Size().plus(chunks).folders) for chunks in self.chunks)
 
     def closing(self, number: int, job: str) -> ClosingEntry:
@@ -201,9 +201,9 @@ class _Joined:
         number: the number of the range.
         """
         rows: dict[str, int] = {}
-        for path, count in (file for files in self.of for end in files.closed for file in end.files):
+        for path, count in (file for files in self.files for end in files.closed for file in end.files):
             rows[path] = rows.get(path, 0) + (count or 0)
-        closed = [end for files in self.of for end in files.closed]
+        closed = [end for files in self.files for end in files.closed]
         return ClosingEntry(
             job=job,
             group=number,
@@ -271,7 +271,7 @@ def compact_folder(folder: OutputFolder, part_rows: int, told: Callable[[Compact
     every = _files_of(folder, manifest, plan)
     joined = list(_joined(every, part_rows))
     parts = sum(len(chunk.folders) for files in every for chunk in files.chunks)
-    replaced = sum(len(chunk.folders) for one in joined for files in one.of for chunk in files.chunks)
+    replaced = sum(len(chunk.folders) for one in joined for files in one.files for chunk in files.chunks)
     about = Compacted(parts, parts - sum(one.saves for one in joined), replaced)
     if told is not None:
         told(about)
@@ -329,7 +329,7 @@ def _files_of(folder: OutputFolder, manifest: Manifest, plan: SavedPlan) -> list
     # Add what the entries say about chunks and about the ends of ranges.
     chunks: dict[int, list[tuple[tuple[int, int], _Chunk]]] = defaultdict(list)
     known: dict[str, str] = {}  # each folder once, as there may be millions of parts
-    for entry, _ in folder.each_entry(manifest.fingerprint.id, groups_of(plan), lambda _: None):
+    for entry, _ in folder.each_entry(manifest.fingerprint.id, range_numbers(plan), lambda _: None):
         if isinstance(entry, ClosingEntry):
             files = of_range.get(entry.group)
             if files is not None:
@@ -338,10 +338,10 @@ def _files_of(folder: OutputFolder, manifest: Manifest, plan: SavedPlan) -> list
             continue
         range_number, number = map(int, entry.chunk.split("-")[1:])
         if files := of_range.get(range_number):
-            own = [file for file in entry.files if not file.name.startswith(QUARANTINE)]
-            within = (file.name.rpartition("/")[0] for file in own)
+            parts = [file for file in entry.files if not file.name.startswith(QUARANTINE)]
+            within = (file.name.rpartition("/")[0] for file in parts)
             folders = frozenset(known.setdefault(name, name) for name in within)
-            about = _Chunk(entry.file_name, entry.rows_written, sum(file.bytes for file in own), folders)
+            about = _Chunk(entry.file_name, entry.rows_written, sum(file.bytes for file in parts), folders)
             chunks[files.numbers.start].append(((range_number, number), about))
             files.is_sound &= not entry.problems
     # Put the chunks in order, and check that no closing entry is missing.
@@ -407,33 +407,33 @@ def _replace(
 
     """
     job, number, schema = manifest.fingerprint.id, len(manifest.updates) + 1, folder.schema(manifest)
-    own = _plan(plan, joined, part_rows)
+    compaction = _plan(plan, joined, part_rows)
     saved = [folder.plan_of(manifest, n) for n in range(number)]
-    whole = joined_plan([*(one for one in saved if one is not None), own])
-    data = msgspec.json.encode(own) + b"\n"
+    whole = joined_plan([*(one for one in saved if one is not None), compaction])
+    data = msgspec.json.encode(compaction) + b"\n"
     check = partial(_check, folder, manifest, number, sha256(data).digest())
     folder.begin_update(number, data, job)
-    with _undone_if_stopped(folder, manifest, number, own):
-        counted = {entry.chunk: entry.digest for entry in _written(folder, manifest, schema, own, joined, check)}
-        totals = folder.totals(whole, job, {*groups_of(whole)} - {*(own.withdrawn or ())})
+    with _undone_if_stopped(folder, manifest, number, compaction):
+        counted = {entry.chunk: entry.digest for entry in _written(folder, manifest, schema, compaction, joined, check)}
+        totals = folder.totals(whole, job, {*range_numbers(whole)} - {*(compaction.withdrawn or ())})
         check()
         finish(folder, totals, schema, job, counted, number, len(manifest.updates))
 
 
 def _plan(plan: SavedPlan, joined: Sequence[_Joined], part_rows: int) -> SavedPlan:
     """Return the plan of the compaction."""
-    of = [one.of for one in joined]
+    files_of_ranges = [one.files for one in joined]
     return msgspec.structs.replace(
         plan,
         version=COMPACTING,
-        files=tuple(file for range_files in of for files in range_files for file in files.files),
-        groups=tuple(sum(len(files.files) for files in range_files) for range_files in of),
+        files=tuple(file for range_files in files_of_ranges for files in range_files for file in files.files),
+        groups=tuple(sum(len(files.files) for files in range_files) for range_files in files_of_ranges),
         parts=UNSET,
         first_group=plan.ranges,
         problems=(),
         unread=(),
         whole=UNSET,
-        withdrawn=tuple(number for range_files in of for files in range_files for number in files.numbers),
+        withdrawn=tuple(number for range_files in files_of_ranges for files in range_files for number in files.numbers),
         compacted=part_rows,
     )
 
@@ -566,10 +566,10 @@ def _join(
 
 def _parts(entries: Iterable[Entry], names: PartNames, chunk: str, job: str) -> dict[str, list[FileRecord]]:
     """Return the files that each part of a chunk is made from, by the name of the part, in the order of an entry."""
-    of: dict[tuple[str | None, ...], list[FileRecord]] = defaultdict(list)
+    by_folders: dict[tuple[str | None, ...], list[FileRecord]] = defaultdict(list)
     for file in (file for entry in entries for file in entry.files if file.name.startswith(f"{PARTS}/")):
-        of[tuple(folder_values(file.name).values())].append(file)
-    return {name: of[values] for name, values in names.files(chunk, job, of)}
+        by_folders[tuple(folder_values(file.name).values())].append(file)
+    return {name: by_folders[values] for name, values in names.files(chunk, job, by_folders)}
 
 
 def _sum(entries: Sequence[Entry], chunk: str, job: str, files: tuple[FileRecord, ...]) -> Entry:

@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from ..errors import OutputError
 from . import layout
-from .account import Gap, Sources, Sums, gaps, groups_of
+from .account import Gap, Sources, Sums, gaps, range_numbers
 from .commit import read_committed
 from .folder import REPAIR, OutputFolder
 from .layout import ENTRIES, EVERY_FOLDER, MANIFEST, OF_CHUNKS, SUCCESS
@@ -68,12 +68,12 @@ def finish(
 
     # Remove entries of other jobs and temporary files, and check what is left.
     plan = folder.plan_of(manifest, update) if update else folder.checked_plan(manifest)
-    groups = groups_of(plan)
-    others = {group for number in range(update) for group in groups_of(folder.plan_of(manifest, number))}
+    ranges = range_numbers(plan)
+    others = {number for earlier in range(update) for number in range_numbers(folder.plan_of(manifest, earlier))}
     folder.store.remove_attempts(EVERY_FOLDER)
     ours = {layout.entry_file(chunk, job) for chunk in counted}
-    ours |= {layout.closing_file(number, job) for number in groups}
-    _remove_others(folder, (ENTRIES,), lambda name: name in ours or layout.group_in(name, job) in others, job)
+    ours |= {layout.closing_file(number, job) for number in ranges}
+    _remove_others(folder, (ENTRIES,), lambda name: name in ours or layout.range_in_job(name, job) in others, job)
     withdrawn = {*(plan.withdrawn or ())} if plan else set()
     numbers = range(1 if withdrawn else update or 1, 1 + (update or len(manifest.updates)))
     sums = {number: Sums(folder.plan_of(manifest, number)) for number in numbers}
@@ -86,9 +86,9 @@ def finish(
                 of_update.add(entry)
 
     # Remove files without an entry, and write the sidecars and the totals.
-    _remove_others(folder, OF_CHUNKS, lambda name: name in parts or layout.group_in(name, job) in others, job)
+    _remove_others(folder, OF_CHUNKS, lambda name: name in parts or layout.range_in_job(name, job) in others, job)
     folder.store.remove_empty_folders(manifest.fingerprint.settings.names.folder)
-    write_sidecars(folder.store, manifest, schema, groups)
+    write_sidecars(folder.store, manifest, schema, ranges)
     told = {"totals": totals, "schema": schema_hex(schema), "updates": _updates(folder, manifest, sums)}
     manifest = msgspec.structs.replace(manifest, **told)
     folder.store.update(MANIFEST, before, to_json(manifest), check)
@@ -104,7 +104,7 @@ def seal(folder: OutputFolder, manifest: Manifest) -> None:
     job, totals = manifest.fingerprint.id, manifest.totals
     check = partial(check_claim, folder.store, job)
     plan = folder.plan_of(manifest, len(manifest.updates))
-    files = folder.entry_files(job, range(groups_of(plan).stop))
+    files = folder.entry_files(job, range(range_numbers(plan).stop))
     count = sum(not layout.is_closing(name) for name in files)
     if totals is not None and count != totals.chunks:
         raise OutputError(f"{folder.path} has {count:,} entries, its job had {totals.chunks:,} chunks: {REPAIR}")
@@ -168,7 +168,7 @@ def _check_committed(
         return None
 
     # Read the entries and their files.
-    for entry, gap in folder.each_entry(job, groups_of(plan), damage):
+    for entry, gap in folder.each_entry(job, range_numbers(plan), damage):
         for totals in sums:
             totals.add(entry)
         if isinstance(entry, ClosingEntry):
@@ -187,9 +187,9 @@ def _check_committed(
         folder.check_claim(job)
         folder.store.remove(layout.entry_file(chunk, job))
         folder.store.remove_all([name for name in parts if name.rpartition("/")[2].startswith(f"{chunk}-")])
-    for group in {gap.group for gap in wrong if gap.group is not None}:
+    for number in {gap.range_number for gap in wrong if gap.range_number is not None}:
         folder.check_claim(job)
-        folder.store.remove(layout.closing_file(group, job))
+        folder.store.remove(layout.closing_file(number, job))
     for gap in wrong:
         raise OutputError(f"{gap.message}: {REPAIR}")
     return parts

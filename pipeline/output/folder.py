@@ -20,7 +20,7 @@ from ..processes.threads import threads
 from ..source.open.ahead import in_order
 from ..source.plan.plan import part_name
 from . import layout
-from .account import Entries, Sums, gaps, groups_of, open_to_change
+from .account import Entries, Sums, gaps, open_to_change, range_numbers
 from .commit import check_chunk, committed_entry
 from .layout import CLAIM, ENTRIES, MANIFEST, PLAN, SUCCESS, PartNames
 from .object_store import open_store
@@ -231,9 +231,9 @@ class OutputFolder:
     def discard_update(self, number: int, plan: SavedPlan, job: str) -> None:
         """Remove what an unfinished update has written, its plan last."""
         self.check_claim(job)
-        first, manifest = groups_of(plan).start, self.manifest()
+        first, manifest = range_numbers(plan).start, self.manifest()
         remove_planned(self.store, manifest.fingerprint.settings, plan)
-        self._remove_ranges(job, lambda group: group >= first)
+        self._remove_ranges(job, lambda number: number >= first)
         # Write the sidecars of the withdrawn ranges again: those of the update had the same names.
         write_sidecars(self.store, manifest, self.schema(manifest), plan.withdrawn or ())
         self.store.remove(layout.update_plan(number, job))
@@ -282,7 +282,7 @@ class OutputFolder:
         """Remove what the ranges of the chosen numbers have written. but: see `remove_sidecars`."""
 
         def is_chosen(name: str) -> bool:
-            return chosen(layout.group_in(name, job))
+            return chosen(layout.range_in_job(name, job))
 
         remove_sidecars(self.store, is_chosen, but)
         names = [name for folder in (ENTRIES, *layout.OF_CHUNKS, layout.SIDECARS) for name in self.store.files(folder)]
@@ -312,7 +312,7 @@ class OutputFolder:
     def _compacted(self, manifest: Manifest) -> set[int]:
         """Return the numbers of the ranges that were compacted, including those that no longer count."""
         updates = (self.plan_of(manifest, number) for number in range(1, 1 + len(manifest.updates)))
-        return {number for plan in updates if plan and plan.compacted is not UNSET for number in groups_of(plan)}
+        return {number for plan in updates if plan and plan.compacted is not UNSET for number in range_numbers(plan)}
 
     def counts(self, job: str) -> Callable[[str], bool]:
         """Return a function that says by the name of a chunk's file whether the file counts.
@@ -325,8 +325,8 @@ class OutputFolder:
         plan = self.plan_of(manifest, number) if number else None
         others = {-1, *(plan.withdrawn or () if plan else ())}
         if plan is not None and plan.compacted is not UNSET:
-            others = {-1, *groups_of(plan)}
-        return lambda name: layout.group_in(name, job) not in others
+            others = {-1, *range_numbers(plan)}
+        return lambda name: layout.range_in_job(name, job) not in others
 
     def _update_plans(self) -> list[str]:
         return [name for name in self.store.names() if layout.is_update_plan(name)]
@@ -402,13 +402,13 @@ class OutputFolder:
             raise OutputError(f"{self.path / PLAN} {what}. Start again with --overwrite")
         self.store.put(PLAN, data, partial(check_claim, self.store, job))
 
-    def entries(self, job: str, groups: Container[int] | None = None) -> Entries:
-        """Return the entries of a job, of these groups or of all, without those of other jobs.
+    def entries(self, job: str, ranges: Container[int] | None = None) -> Entries:
+        """Return the entries of a job, of these ranges or of all, without those of other jobs.
 
         Raises OutputError if an entry is damaged.
         """
         chunks, closed = {}, {}
-        for entry, _ in self.each_entry(job, groups, lambda _: None):
+        for entry, _ in self.each_entry(job, ranges, lambda _: None):
             if isinstance(entry, Entry):
                 chunks[entry.chunk] = entry
             else:
@@ -416,37 +416,37 @@ class OutputFolder:
         return Entries(chunks, closed)
 
     def each_entry(
-        self, job: str, groups: Container[int] | None, look: Callable[[Entry], _Seen]
+        self, job: str, ranges: Container[int] | None, look: Callable[[Entry], _Seen]
     ) -> Iterator[tuple[Entry | ClosingEntry, _Seen | None]]:
         """Yield the entries of a job one by one, because the entries of millions of chunks fill the memory.
 
         look: a function that is called in a thread with the entry of each chunk. Its result is yielded with the entry;
         None for closing entries. Raises OutputError if an entry is damaged.
         """
-        for entry, seen in self._read_entries(self.entry_files(job, groups), job, look):
+        for entry, seen in self._read_entries(self.entry_files(job, ranges), job, look):
             if isinstance(entry, OutputError):
                 raise entry
             yield entry, seen
 
-    def totals(self, plan: SavedPlan | None, job: str, groups: Container[int] | None = None) -> Totals:
-        """Return the sums over the entries of a job, of these groups or of all. plan: the plan of the job.
+    def totals(self, plan: SavedPlan | None, job: str, ranges: Container[int] | None = None) -> Totals:
+        """Return the sums over the entries of a job, of these ranges or of all. plan: the plan of the job.
 
         Raises OutputError.
         """
         sums = Sums(plan)
-        for entry, _ in self.each_entry(job, groups, lambda _: None):
+        for entry, _ in self.each_entry(job, ranges, lambda _: None):
             sums.add(entry)
         return sums.totals
 
     def keep_entries(self, job: str, fits: Callable[[Entry], bool], schema: pa.Schema, update: int) -> Entries:
-        """Keep the entries by which a resumed job skips chunks and groups, remove the others, and return those kept.
+        """Keep the entries by which a resumed job skips chunks and ranges, remove the others, and return those kept.
 
-        An entry is removed if it is damaged, if it does not fit, if its rows contradict those of its group, or if one
+        An entry is removed if it is damaged, if it does not fit, if its rows contradict those of its range, or if one
         of its files is missing or has another size. The job then computes the chunk again; if the chunk belongs to a
         compacted range, it computes all chunks of the range.
 
         A finished job is resumed in order to repair it. Then this method checks everything that `verify` checks, and
-        the job reads again the groups whose files could not be read completely, from the first such file on. If an
+        the job reads again the ranges whose files could not be read completely, from the first such file on. If an
         entry is wrong or has to change, the job is no longer finished.
 
         Parameters
@@ -466,14 +466,14 @@ class OutputFolder:
         sealed = self.store.has(SUCCESS)
         manifest = self.manifest()
         plan = self.plan_of(manifest, update) if update else self.checked_plan(manifest)
-        groups = groups_of(plan)
+        ranges = range_numbers(plan)
         compacted = set() if update else self._compacted(manifest)
         finished = not update and (manifest.totals is not None or sealed)
         given = manifest.fingerprint.settings.where
         where = None if given is None else Where(given)
 
         # Read the entries that there are.
-        names = self.entry_files(job, groups if update else None)
+        names = self.entry_files(job, ranges if update else None)
         read = (entry for entry, _ in self._read_entries(names, job, lambda _: None))
         entries = [entry for entry in read if not isinstance(entry, OutputError)]
         size = self.store.sizes(layout.OF_CHUNKS)  # after the entries are read: another run may commit meanwhile
@@ -489,7 +489,7 @@ class OutputFolder:
                 return False
             return True
 
-        # Drop the groups to read again, and every entry that contradicts its group.
+        # Drop the ranges to read again, and every entry that contradicts its range.
         chunks = {entry.chunk: entry for entry in entries if isinstance(entry, Entry)}
         remaining = dict(chunks)
         closed = {entry.group: entry for entry in entries if isinstance(entry, ClosingEntry)}
@@ -499,14 +499,14 @@ class OutputFolder:
                 remaining.pop(chunk, None)
         for gap in gaps({name: entry.sources for name, entry in remaining.items()}, closed, plan):
             remaining.pop(gap.chunk or "", None)
-            closed.pop(-1 if gap.group is None else gap.group, None)
+            closed.pop(-1 if gap.range_number is None else gap.range_number, None)
 
         # Drop the chunks whose files are damaged, and every compacted range that has lost a chunk.
         with threads(self.store.readers) as pool:
             whole = list(pool.map(is_whole, remaining.values()))
         remaining = {chunk: entry for (chunk, entry), is_kept in zip(remaining.items(), whole, strict=True) if is_kept}
         broken = compacted - Entries(remaining, closed).whole  # if these are read again, their chunks have another size
-        remaining = {chunk: entry for chunk, entry in remaining.items() if layout.group_of(chunk) not in broken}
+        remaining = {chunk: entry for chunk, entry in remaining.items() if layout.range_of(chunk) not in broken}
         closed = {number: closing for number, closing in closed.items() if number not in broken}
 
         # Remove the others from the folder.
@@ -519,10 +519,10 @@ class OutputFolder:
         self.store.remove_all(files)  # after the entries, because an entry needs its files
         return Entries(remaining, closed)
 
-    def entry_files(self, job: str, groups: Container[int] | None) -> list[str]:
-        """Return the names of the entry files of a job, of these groups or of all."""
+    def entry_files(self, job: str, ranges: Container[int] | None) -> list[str]:
+        """Return the names of the entry files of a job, of these ranges or of all."""
         ours = (name for name in self.store.files(ENTRIES) if layout.of_job(name, job))
-        return [name for name in ours if groups is None or layout.group_in(name, job) in groups]
+        return [name for name in ours if ranges is None or layout.range_in_job(name, job) in ranges]
 
     def _read_entries(
         self, files: list[str], job: str, look: Callable[[Entry], _Seen]
@@ -548,9 +548,9 @@ class OutputFolder:
                     yield entry, seen
 
     def entries_of(self, which: int | str, job: str, names: PartNames) -> dict[str, Entry]:
-        """Return the entries of the committed chunks of a group, or of one chunk, by name and in order.
+        """Return the entries of the committed chunks of a range, or of one chunk, by name and in order.
 
-        which: the number of the group, or the name of the chunk. names: the names of the job's parts.
+        which: the number of the range, or the name of the chunk. names: the names of the job's parts.
         """
         chunks = [which] if isinstance(which, str) else []
         if isinstance(which, int):

@@ -127,7 +127,7 @@ class _JsonLines(PartFormat):
         if any(list(row) != schema.names for row in rows):
             raise ValueError("a line has other columns than the job")
         columns = ((field.type, [row[field.name] for row in rows]) for field in chosen)
-        return pa.table([from_plain(pa.array(of, writable_type(kind)), kind) for kind, of in columns], chosen)
+        return pa.table([from_plain(pa.array(values, writable_type(kind)), kind) for kind, values in columns], chosen)
 
     def join(self, files: Sequence[bytes], schema: pa.Schema) -> Content:
         return b"".join(files)

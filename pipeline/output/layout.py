@@ -41,7 +41,7 @@ WITHDRAWING: Final = 5
 COMPACTING: Final = 6
 """The version of the plan of a compaction. Earlier builds would continue it by labelling its files again."""
 
-_CLOSING, _UPDATE = "group-", "_plan-"
+_CLOSING, _UPDATE = "group-", "_plan-"  # the file names of ranges begin with "group-"
 
 PART_ENCODING = 4
 """The version of the encoding of parts. Another encoding gives other bytes for the same rows."""
@@ -126,12 +126,12 @@ def entry_file(chunk: str, job: str) -> str:
     return f"{ENTRIES}/{_stem(chunk, job)}.json"
 
 
-def closing_file(group: int, job: str) -> str:
-    return f"{ENTRIES}/{_CLOSING}{group:06d}-{job[:8]}.json"
+def closing_file(number: int, job: str) -> str:
+    return f"{ENTRIES}/{_CLOSING}{number:06d}-{job[:8]}.json"
 
 
-def sidecars_file(group: int, job: str) -> str:
-    return f"{SIDECARS}/{_CLOSING}{group:06d}-{job[:8]}.json"
+def sidecars_file(number: int, job: str) -> str:
+    return f"{SIDECARS}/{_CLOSING}{number:06d}-{job[:8]}.json"
 
 
 def update_plan(number: int, job: str) -> str:
@@ -143,15 +143,15 @@ def is_update_plan(name: str) -> bool:
     return name.startswith(_UPDATE)
 
 
-def group_of(name: str) -> int:
-    """Return the number of the group that a file belongs to, by the file's name; -1 if it belongs to no group."""
+def range_of(name: str) -> int:
+    """Return the number of the range that a file belongs to, by the file's name; -1 if it belongs to no range."""
     match = re.match(r"(?:part|group)-(\d{6,})-", name.rpartition("/")[2])
     return int(match[1]) if match else -1
 
 
-def group_in(name: str, job: str) -> int:
-    """Return the number of the group that a file of this job belongs to, by the file's name; -1 for any other file."""
-    return group_of(name) if of_job(name, job) else -1
+def range_in_job(name: str, job: str) -> int:
+    """Return the number of the range that a file of this job belongs to, by the file's name; -1 for any other file."""
+    return range_of(name) if of_job(name, job) else -1
 
 
 def is_closing(name: str) -> bool:

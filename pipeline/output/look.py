@@ -82,31 +82,43 @@ def look(name: str, per: Sequence[str], by: str | None = None, at: Sequence[floa
     with rows_on_disk("scores are counted") as database:
         pieces = chain([schema.empty_table()], read({*names}))
         _fill(database, "labelled", ({c: _best(rows.column(n)) for n, c in called.items()} for rows in pieces))
-        asked = [(column, label, score) for column in per for label, score in models]
-        return [{"column": one[0], "score": one[2], **_told(database, called, one, at)} for one in asked]
+        chosen_columns = [(column, label, score) for column in per for label, score in models]
+        return [{"column": one[0], "score": one[2], **_told(database, called, one, at)} for one in chosen_columns]
 
 
 def _told(
-    database: DuckDBPyConnection, called: Mapping[str, str], asked: tuple[str, str | None, str], at: Sequence[float]
+    database: DuckDBPyConnection,
+    called: Mapping[str, str],
+    chosen_columns: tuple[str, str | None, str],
+    at: Sequence[float],
 ) -> Facts:
     """Return one result of `look`, computed from the table `labelled`.
 
-    called: the names of the columns in the table. asked: the columns of the value, the label and the score. at: the
-    thresholds. Raises UsageError if there are no rows.
+    called: the names of the columns in the table. chosen_columns: the columns of the value, the label and the score.
+    at: the thresholds. Raises UsageError if there are no rows.
     """
     # Choose the thresholds, by the quantiles if the scores are no shares.
-    column, label, score = asked
-    own, chars, thresholds = called[score], called.get(N_CHARS.name, "NULL::BIGINT"), sorted({*at}) or [*_THRESHOLDS]
-    (span,) = _facts(database, _SPAN.format(score=own, shares=[*_SHARES], table="labelled"))
+    column, label, score = chosen_columns
+    score_column, chars, thresholds = (
+        called[score],
+        called.get(N_CHARS.name, "NULL::BIGINT"),
+        sorted({*at}) or [*_THRESHOLDS],
+    )
+    (span,) = _facts(database, _SPAN.format(score=score_column, shares=[*_SHARES], table="labelled"))
     if not at and not _is_share(span):
         thresholds = sorted({float(f"{share:.2g}") for share in span["shares"]})
 
     # Count the rows of the table, then those of each of the most frequent values.
-    is_above = [f"coalesce({own} >= {least!r}::FLOAT, false)" for least in thresholds]
+    is_above = [f"coalesce({score_column} >= {least!r}::FLOAT, false)" for least in thresholds]
     parts = {"kept": "avg(({one})::INT)", "long": f"avg({chars}) FILTER ({{one}})"}
     parts["short"] = f"avg({chars}) FILTER (NOT {{one}})"
     lists = {name: ", ".join(part.format(one=one) for one in is_above) for name, part in parts.items()}
-    names = {"shares": [*QUANTILES], "score": own, "label": called.get(label or "", "NULL::VARCHAR"), "chars": chars}
+    names = {
+        "shares": [*QUANTILES],
+        "score": score_column,
+        "label": called.get(label or "", "NULL::VARCHAR"),
+        "chars": chars,
+    }
     (every,) = _facts(database, _LOOKED.format(**lists, **names, value="NULL", of=""))
     of_each = {"value": called[column], "of": _OF_THE_MOST_FREQUENT.format(value=called[column])}
     values = _facts(database, _LOOKED.format(**lists, **names, **of_each))
@@ -195,16 +207,20 @@ def compare(name: str, other: str, per: Sequence[str] = (), by: str | None = Non
         raise UsageError("two output folders are compared, at one threshold")
     jobs = [Labels(OutputFolder(place_of(one))) for one in (name, other)]
     _refuse_other_input(*jobs)
-    asked = [_scores_in(job.schema, job.folder.path, by, of)[0] for job, of in zip(jobs, (per, ()), strict=True)]
+    chosen_columns = [
+        _scores_in(job.schema, job.folder.path, by, needed)[0] for job, needed in zip(jobs, (per, ()), strict=True)
+    ]
     paths = [*dict.fromkeys(path for job in jobs for _, entry in job.chunks for path, *_ in entry.sources)]
     called = {column: f"c{number}" for number, column in enumerate(per)}
 
     # Join their rows by the place in the input, and count where they differ.
     with rows_on_disk("rows are joined") as database:
-        for table, job, (label, score), of in zip(("first", "second"), jobs, asked, (called, {}), strict=True):
+        for table, job, (label, score), copied in zip(
+            ("first", "second"), jobs, chosen_columns, (called, {}), strict=True
+        ):
             if label is None:
                 raise UsageError(f"{job.folder.path} has no labels: compare those that it was chosen from")
-            columns = {"score": score, "label": label} | {c: column for column, c in of.items()}
+            columns = {"score": score, "label": label} | {c: column for column, c in copied.items()}
             pieces = chain([job.schema.empty_table()], _rows_of_job(job, {*ROWS, *columns.values()}))
             given = ({c: _best(rows.column(n)) for c, n in columns.items()} | _place(rows, paths) for rows in pieces)
             _fill(database, table, given)
@@ -282,11 +298,13 @@ def _scores_in(schema: pa.Schema, path: object, by: str | None, per: Iterable[st
     labels = {name.removesuffix(end): name for name, end in ends}
     kinds = {f"{prefix}score": pa.float32() for prefix in labels}
     kinds |= {f"{prefix}scores": pa.list_(pa.float32()) for prefix in labels}
-    own = [field.name for field in schema if kinds.get(field.name) == field.type] if by is None else []
-    check_columns(schema, path, None if own else by or "score", per)
+    score_columns = [field.name for field in schema if kinds.get(field.name) == field.type] if by is None else []
+    check_columns(schema, path, None if score_columns else by or "score", per)
     prefixes = sorted(labels, key=len, reverse=True)
-    found = {score: [p for p in prefixes if score.startswith(f"{p}score")] for score in own or [by or "score"]}
-    return [(labels[own[0]] if own else None, score) for score, own in found.items()]
+    found = {
+        score: [p for p in prefixes if score.startswith(f"{p}score")] for score in score_columns or [by or "score"]
+    }
+    return [(labels[matching[0]] if matching else None, score) for score, matching in found.items()]
 
 
 def _place(rows: pa.Table, paths: Sequence[str]) -> dict[str, pa.Array]:

@@ -25,7 +25,7 @@ from ..storage.disk import refuse_outputs
 from .account import Entries
 from .finish import finish
 from .folder import OutputFolder
-from .layout import closing_file, group_of
+from .layout import closing_file, range_of
 from .object_store import place_of
 from .record import ClosingEntry, Entry, Fingerprint, Manifest, SavedPlan, Totals, to_json
 from .saved_plan import joined_plan, listing_digest
@@ -223,7 +223,7 @@ def _differ(one: object, other: object) -> str:
 
 def _moved(chunk: str, offset: int) -> str:
     """Return the name that a chunk of a share has in the merged output."""
-    return part_name(group_of(chunk) + offset, int(chunk.rpartition("-")[2]))
+    return part_name(range_of(chunk) + offset, int(chunk.rpartition("-")[2]))
 
 
 def _take(share: _Share, entry: Entry | ClosingEntry, offset: int, place: OutputFolder, job: str) -> Entry | None:

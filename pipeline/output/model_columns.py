@@ -254,8 +254,8 @@ class ModelColumns:
         """Return the numbers of classes in `truths` as numbers of the model's classes."""
         if not self.truths or self.truths == self.classes:
             return truth
-        own = {name: i for i, name in enumerate(self.classes)}
-        of_truth = np.array([*(own.get(name, NO_TRUTH) for name in self.truths), NO_TRUTH], np.int32)
+        numbers = {name: i for i, name in enumerate(self.classes)}
+        of_truth = np.array([*(numbers.get(name, NO_TRUTH) for name in self.truths), NO_TRUTH], np.int32)
         return of_truth[truth]  # NO_TRUTH is -1 and finds the last element
 
 

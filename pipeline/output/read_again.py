@@ -22,7 +22,7 @@ from ..source.plan.plan import Plan, Range, plan_files
 from ..source.read.read import read_range
 from ..source.rows.chunk import Chunk, Selection
 from ..source.rows.format import InputFile
-from .layout import group_of
+from .layout import range_of
 from .record import Entry, SavedPlan, Settings
 from .saved_plan import listed, parts_of_saved
 
@@ -94,16 +94,18 @@ def with_input(chosen: Iterable[SomeRows], plan: Plan) -> Iterator[SomeRows]:
 
     Raises SourceError if a row is no longer in the input.
     """
-    whole = {part.number: replace(part, part=0, parts=1) for part in plan.ranges}  # reads a file of several ranges once
-    schema, part = plan.selection.row_schema, None
+    whole = {
+        range_.number: replace(range_, part_number=0, parts=1) for range_ in plan.ranges
+    }  # reads a file of several ranges once
+    schema, range_ = plan.selection.row_schema, None
     for entry, rows in chosen:
         # Start to read the files of the chunk, unless they are being read already.
-        following = whole[group_of(entry.chunk)]
-        if part is None or part.files is not following.files:
-            part, here, there = following, schema.empty_table(), np.empty(0, np.int64)
-            chunks = _chunks(part, plan)
+        following = whole[range_of(entry.chunk)]
+        if range_ is None or range_.files is not following.files:
+            range_, here, there = following, schema.empty_table(), np.empty(0, np.int64)
+            chunks = _chunks(range_, plan)
         # Take the wanted rows from the rows read last (`here`, numbered by `there`), and read on until all are found.
-        pieces, wanted = [here.slice(0, 0)], order_of(rows, [file.path for file in part.files])
+        pieces, wanted = [here.slice(0, 0)], order_of(rows, [file.path for file in range_.files])
         while len(wanted):
             count = np.searchsorted(wanted, there[-1], "right") if len(there) else 0
             places = np.searchsorted(there, wanted[:count])
@@ -115,7 +117,7 @@ def with_input(chosen: Iterable[SomeRows], plan: Plan) -> Iterator[SomeRows]:
             pieces.append(here.take(places))
             wanted = wanted[count:]
             if more is not here:
-                here, there = more, order_of(more, [file.path for file in part.files])
+                here, there = more, order_of(more, [file.path for file in range_.files])
         # Add the columns of the job.
         added = pa.concat_tables(pieces)
         for name in rows.column_names:
@@ -124,8 +126,8 @@ def with_input(chosen: Iterable[SomeRows], plan: Plan) -> Iterator[SomeRows]:
         yield entry, added
 
 
-def _chunks(part: Range, plan: Plan) -> Iterator[pa.Table]:
-    with closing(read_range(part, plan.selection, plan.chunk_rows, lambda _: False)) as chunks:
+def _chunks(range_: Range, plan: Plan) -> Iterator[pa.Table]:
+    with closing(read_range(range_, plan.selection, plan.chunk_rows, lambda _: False)) as chunks:
         for chunk in chunks:
             if isinstance(chunk, Chunk):
                 yield pa.table(chunk.rows.columns, plan.selection.row_schema)

@@ -610,10 +610,10 @@ def from_json(data: bytes, kind: type[_Record], name: object) -> _Record:
     The message names the file, `name`, and the place in it.
     """
     try:
-        own = msgspec.json.decode(data, type=_Versioned).version
+        version = msgspec.json.decode(data, type=_Versioned).version
         known = (VERSION, WITHDRAWING, COMPACTING) if kind is SavedPlan else (VERSION,)
-        if own is not None and own not in known:
-            raise OtherVersion(name, own)
+        if version is not None and version not in known:
+            raise OtherVersion(name, version)
         return msgspec.json.decode(data, type=kind)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise OutputError(f"{name} is damaged: {error}") from error

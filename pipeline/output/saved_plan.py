@@ -55,7 +55,12 @@ def plan_bytes(plan: Plan, withdrawn: tuple[int, ...] = ()) -> bytes:
 
 
 def plan_from(
-    data: bytes, files: Sequence[InputFile], asked: Selection, chunk_rows: int, name: object, limit: int | None = None
+    data: bytes,
+    files: Sequence[InputFile],
+    requested: Selection,
+    chunk_rows: int,
+    name: object,
+    limit: int | None = None,
 ) -> Plan:
     """Load a plan over the files as they are now. Only the file that resolved the columns is opened.
 
@@ -65,7 +70,7 @@ def plan_from(
     ----------
     data : bytes
         The saved plan.
-    files, asked, chunk_rows, limit
+    files, requested, chunk_rows, limit
         The files and the options of the job, see `plan_files`.
     name : object
         The path of the plan's file, for messages.
@@ -74,7 +79,7 @@ def plan_from(
     saved = from_json(data, SavedPlan, name)
     try:
         check_plan(saved)
-        counted = replace(asked, rules=_rules(saved, asked))
+        counted = replace(requested, rules=_rules(saved, requested))
         plan = plan_files(files, counted, chunk_rows, limit, _number_of_first(saved))
         plan = replace(plan, parts=parts_of_saved(saved))  # earlier versions cut no file
         plan = replace(plan, problems=saved.problems, unread=saved.unread, left_out=saved.left_out or ())
@@ -121,8 +126,8 @@ def _number_of_first(saved: SavedPlan) -> int:
 def joined_plan(plans: Sequence[SavedPlan]) -> SavedPlan:
     """Join the plan of a job and the plans of its updates into one.
 
-    Some numbers of groups belong to no plan, because an update was discarded, or were withdrawn by an update. The
-    groups of these numbers have no files in the result. Raises ValueError if two plans have the same number.
+    Some numbers of ranges belong to no plan, because an update was discarded, or were withdrawn by an update. The
+    ranges of these numbers have no files in the result. Raises ValueError if two plans have the same number.
     """
     groups: list[int] = []
     parts: list[int] = []
@@ -221,7 +226,7 @@ def changes(saved: SavedPlan, now: Files) -> Changes:
     )
 
 
-def resolved(saved: SavedPlan, asked: Selection) -> Selection:
+def resolved(saved: SavedPlan, requested: Selection) -> Selection:
     """Return the selection of a job as its first file resolved it. Raises OutputError."""
     chosen = saved.selection
     try:
@@ -229,21 +234,21 @@ def resolved(saved: SavedPlan, asked: Selection) -> Selection:
     except ValueError as error:
         what = f"the plan is damaged: no types of columns ({error})"
         raise OutputError(f"{what}. Start again with --overwrite") from error
-    rules = _rules(saved, asked)
+    rules = _rules(saved, requested)
     return replace(
-        asked, text=chosen.text, kept_columns=chosen.kept_columns, kept_types=tuple(types.types), rules=rules
+        requested, text=chosen.text, kept_columns=chosen.kept_columns, kept_types=tuple(types.types), rules=rules
     )
 
 
-def _rules(saved: SavedPlan, asked: Selection) -> LabelRules:
+def _rules(saved: SavedPlan, requested: Selection) -> LabelRules:
     """Return how labels name classes. Class numbers start where they did when the job was planned."""
     first = saved.selection.label_numbers_from
-    return asked.rules if first is UNSET else replace(asked.rules, numbers_from=first)
+    return requested.rules if first is UNSET else replace(requested.rules, numbers_from=first)
 
 
-def plan_again(saved: SavedPlan, files: Sequence[InputFile], asked: Selection) -> Plan:
+def plan_again(saved: SavedPlan, files: Sequence[InputFile], requested: Selection) -> Plan:
     """Return the saved plan over its files as they are now, without opening a file. Raises OutputError."""
-    selection = resolved(saved, asked)
+    selection = resolved(saved, requested)
     first = None if saved.first is None else (saved.first[0], Schema(saved.first[1]))
     return Plan(
         files=tuple(bound(files, selection)),

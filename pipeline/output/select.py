@@ -31,7 +31,7 @@ from ..source.rows.chunk import QUARANTINE_SCHEMA
 from ..source.rows.columns import distinct
 from ..storage.disk import refuse_outputs, write_file
 from ..storage.names import located, root_of
-from .account import Sums, groups_of
+from .account import Sums, range_numbers
 from .commit import commit_chunk, committed_rows, judged_by, quarantine_table, read_committed
 from .compact import compact_folder, refuse_compaction
 from .cut import Amount, Chosen, Cut, ranking
@@ -291,7 +291,7 @@ class Labels:
         self.schema: pa.Schema = folder.schema(self.manifest)
         self.plan = folder.checked_plan(self.manifest)
         # Leave out the entries of an update that has ended since the manifest was read.
-        every = folder.entries(self.manifest.fingerprint.id, groups_of(self.plan))
+        every = folder.entries(self.manifest.fingerprint.id, range_numbers(self.plan))
         self.closed = every.closed
         entries = sorted(every.chunks.values(), key=lambda entry: [*map(int, entry.chunk.split("-")[1:])])
         starts = accumulate((entry.rows_written for entry in entries), initial=0)
@@ -536,7 +536,7 @@ def _write(
         about = _entry(entry, rows, job.settings.labelled, id_)
         return commit_chunk(store, rows.select(schema.names), job.quarantined(entry), about, names)
 
-    # Commit the chosen rows of each chunk, close the groups, and finish.
+    # Commit the chosen rows of each chunk, close the ranges, and finish.
     begin(place, fingerprint, schema, plan, False, overwrite)
     try:
         sums, counted = Sums(job.plan), {}

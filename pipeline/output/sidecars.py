@@ -2,7 +2,7 @@
 
 A sidecar joins its input file by position. A row that is in quarantine has nulls.
 
-The job makes sidecars at its end from its committed parts, with one chunk in memory at a time. A record for each group
+The job makes sidecars at its end from its committed parts, with one chunk in memory at a time. A record for each range
 says which entries its sidecars were made from, so that a resumed job makes only those that are missing or would differ.
 """
 
@@ -74,7 +74,7 @@ class Sidecar(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Sidecars(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The sidecars of a group's files. made_from: the SHA-256 of the group's entries."""
+    """The sidecars of a range's files. made_from: the SHA-256 of the range's entries."""
 
     version: Version = VERSION
     job: JobId
@@ -176,15 +176,15 @@ class _About:
         return [name for name in self.schema.names if name.startswith(names.score_of("")) and name not in self.ids]
 
 
-def write_sidecars(store: Store, manifest: Manifest, schema: pa.Schema, groups: Iterable[int]) -> None:
-    """Write the sidecars of these groups, all of whose entries are there. Skip those that are already correct."""
+def write_sidecars(store: Store, manifest: Manifest, schema: pa.Schema, ranges: Iterable[int]) -> None:
+    """Write the sidecars of these ranges, all of whose entries are there. Skip those that are already correct."""
     job, settings = manifest.fingerprint, manifest.fingerprint.settings
     if settings.layout is UNSET:
         return
 
-    def write(group: int) -> None:
-        made_from, closing = _made_from(store, group, job)
-        record = _record(store, group, job)
+    def write(number: int) -> None:
+        made_from, closing = _made_from(store, number, job)
+        record = _record(store, number, job)
         if closing is None or (record and record.made_from == made_from and not _damage(store, record)):
             return
         for left in reversed(range(_TRIES)):
@@ -194,22 +194,22 @@ def write_sidecars(store: Store, manifest: Manifest, schema: pa.Schema, groups: 
             except FileNotFoundError as error:  # another run of the job ended meanwhile and removed the temporary file
                 if not left:
                     raise OutputError(why_not("written", str(store.root / SIDECARS), error)) from error
-        record = Sidecars(job=job.id, group=group, made_from=made_from, files=files)
+        record = Sidecars(job=job.id, group=number, made_from=made_from, files=files)
         store.put(record.file_name, to_json(record), partial(check_claim, store, job.id))
 
     with threads(available_cores()) as pool:
-        list(pool.map(write, groups))
+        list(pool.map(write, ranges))
 
 
-def check_sidecars(store: Store, manifest: Manifest, groups: Iterable[int]) -> None:
-    """Raise OutputError unless the sidecars of these groups are intact and made from the present entries."""
+def check_sidecars(store: Store, manifest: Manifest, ranges: Iterable[int]) -> None:
+    """Raise OutputError unless the sidecars of these ranges are intact and made from the present entries."""
     if manifest.fingerprint.settings.layout is UNSET:
         return
-    for group in groups:
-        made_from, closing = _made_from(store, group, manifest.fingerprint)
-        record = _record(store, group, manifest.fingerprint)
+    for number in ranges:
+        made_from, closing = _made_from(store, number, manifest.fingerprint)
+        record = _record(store, number, manifest.fingerprint)
         if closing is not None and (record is None or record.made_from != made_from):
-            raise OutputError(f"{store.root}: the files of group {group} are not made from its entries: {REPAIR}")
+            raise OutputError(f"{store.root}: the files of group {number} are not made from its entries: {REPAIR}")
         if record and (damage := _damage(store, record)):
             raise OutputError(f"{damage}: {REPAIR}")
 
@@ -243,9 +243,9 @@ def remove_sidecars(store: Store, chosen: Callable[[str], bool], but: Container[
             store.remove_all([file.name for file in files if file.name not in but])
 
 
-def _record(store: Store, group: int, job: Fingerprint) -> Sidecars | None:
-    """Return the record of a group's sidecars; None if it is missing or damaged."""
-    name = sidecars_file(group, job.id)
+def _record(store: Store, number: int, job: Fingerprint) -> Sidecars | None:
+    """Return the record of a range's sidecars; None if it is missing or damaged."""
+    name = sidecars_file(number, job.id)
     try:
         return from_json(store.read(name), Sidecars, store.root / name) if store.has(name) else None
     except OutputError:
@@ -270,9 +270,9 @@ def _entries(store: Store, closing: ClosingEntry) -> Iterator[Entry]:
         yield from_json(store.read(name), Entry, store.root / name)
 
 
-def _made_from(store: Store, group: int, job: Fingerprint) -> tuple[str, ClosingEntry | None]:
-    """Return the digest of a group's entries, and its closing entry; None in its place if the group was discarded."""
-    name = layout.closing_file(group, job.id)
+def _made_from(store: Store, number: int, job: Fingerprint) -> tuple[str, ClosingEntry | None]:
+    """Return the digest of a range's entries, and its closing entry; None in its place if the range was discarded."""
+    name = layout.closing_file(number, job.id)
     if not store.has(name):
         return "", None
     closing = from_json(store.read(name), ClosingEntry, store.root / name)
@@ -283,8 +283,8 @@ def _made_from(store: Store, group: int, job: Fingerprint) -> tuple[str, Closing
 
 
 def _write_files(store: Store, closing: ClosingEntry, schema: pa.Schema, settings: Settings) -> Iterator[Sidecar]:
-    """Write the sidecar of each file of a group that could be read, one after the other, and yield its record."""
-    # Read the rows of the group as they are needed, in the order of its files.
+    """Write the sidecar of each file of a range that could be read, one after the other, and yield its record."""
+    # Read the rows of the range as they are needed, in the order of its files.
     ids = schema.names[2 : schema.names.index(settings.labelled[0].label)]
     about = _About(pa.schema([field for field in schema if field.name not in _POSITION]), settings.labelled, tuple(ids))
     pieces = (piece for entry in _entries(store, closing) for piece in _pieces(store, entry, schema, about))

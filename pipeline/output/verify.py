@@ -16,7 +16,7 @@ from ..processes.threads import available_cores, threads
 from ..source.formats.onehot import OneHot
 from ..source.plan.plan import Range, RangeEnd, plan_files
 from ..source.read.read import read_range
-from .account import Sources, Sums, gaps, groups_of
+from .account import Sources, Sums, gaps, range_numbers
 from .commit import check_chunk
 from .folder import REPAIR, OutputFolder
 from .layout import CLAIM, MANIFEST, OF_CHUNKS, OLD_MANIFEST, SUCCESS
@@ -110,7 +110,7 @@ def verify(
             raise OutputError(f"{folder.path / name} belongs to no entry: {REPAIR}")
     for gap in gaps(chunks, closed, plan):
         raise OutputError(f"{gap.message}: {REPAIR}")
-    check_sidecars(folder.store, manifest, groups_of(plan))
+    check_sidecars(folder.store, manifest, range_numbers(plan))
     # Compare the sums with the totals of the job and of each update.
     _check_totals(folder, totals, sums.totals)
     for number, (update, counted) in enumerate(zip(manifest.updates, updates, strict=True), 1):
@@ -196,8 +196,8 @@ def _recount(
     again = plan_files(files, selection_of(plan, settings), plan.chunk_rows, settings.limit)
     again = replace(again, parts=(1,) * len(again.sizes))
 
-    def counted(part: Range) -> RangeEnd:
-        *_, end = read_range(part, again.selection, plan.chunk_rows, lambda _: True)
+    def counted(range_: Range) -> RangeEnd:
+        *_, end = read_range(range_, again.selection, plan.chunk_rows, lambda _: True)
         if not isinstance(end, RangeEnd):
             raise TypeError("a range has an end")
         return end

@@ -299,8 +299,8 @@ class _Parser:
         A time without a zone is in the time zone of the column.
         """
         if side.is_column:
-            column, own = self._column(side)
-            return column if kind in (None, own) else column.cast(kind, safe=False)
+            column, column_type = self._column(side)
+            return column if kind in (None, column_type) else column.cast(kind, safe=False)
         value = side.name
         try:
             if pa.types.is_timestamp(kind) and kind.tz is not None and not _ZONE.search(str(value)):

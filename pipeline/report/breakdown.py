@@ -40,8 +40,8 @@ _FEW_CHUNKS = 3
 _TELLING_SECONDS = 3.0
 """In less time, start and end outweigh the rest, so the verdict names them instead of the size of chunks."""
 
-_WHOLE = 0.8
-"""The share of the rows that chunks may have. If they have fewer on average, something else ends them."""
+_NEARLY_FULL = 0.8
+"""A chunk with less than this share of the row limit was ended by another limit."""
 
 NEAR = 0.5
 """A kernel that reaches this share of a ceiling is bound by it."""
@@ -205,7 +205,7 @@ def break_down(
         devices.append(DeviceTimes(place.host, place.device, place.where, *counts, moments[place.where], shares))
 
     # Name the cause that took the most time. In a short job that is the start.
-    whole = sum(timeline.rows.values()) < _WHOLE * chunk_rows * sum(device.chunks for device in devices)
+    whole = sum(timeline.rows.values()) < _NEARLY_FULL * chunk_rows * sum(device.chunks for device in devices)
     advice = asks(asked, second) if asked > MUCH_ASKED else None
     shared = len(of_device) < len(places)
     bound_by, verdict = _verdict(devices, precision, bool(elsewhere), whole, shared, advice)
@@ -253,16 +253,16 @@ def _shares(spans: list[Span], elsewhere: list[Span], begin: float, end: float) 
     others is not the cause.
     """
     # Cut the time wherever a span begins or ends, and find the spans that are active between the cuts.
-    of: dict[str, list[Span]] = defaultdict(list)
+    by_name: dict[str, list[Span]] = defaultdict(list)
     for span in [*spans, *elsewhere]:
         if not (span.lane == "wait" and span.device):  # leave out an engine that waits for its own device
-            of[span.name if span.name in _NAMED else span.lane].append(span)
-    of["compute"] = of["compute"] or of["infer"]
-    bounds = [moment for some in of.values() for one in some for moment in (one.start, one.end)]
+            by_name[span.name if span.name in _NAMED else span.lane].append(span)
+    by_name["compute"] = by_name["compute"] or by_name["infer"]
+    bounds = [moment for some in by_name.values() for one in some for moment in (one.start, one.end)]
     edges = np.unique(np.array([begin, end, *bounds]).clip(begin, end))
     middles, left = (edges[1:] + edges[:-1]) / 2, np.diff(edges) / (end - begin)
     active: dict[str, np.ndarray[Any, Any]] = defaultdict(lambda: np.zeros(len(middles), np.int64))
-    active |= {name: _active(some, middles) for name, some in of.items()}
+    active |= {name: _active(some, middles) for name, some in by_name.items()}
     is_own = (middles >= min(s.start for s in spans)) & (middles < max(s.end for s in spans))
     shares = dict.fromkeys(("compute", *CAUSES), 0.0)
 

@@ -284,9 +284,9 @@ class RunFacts:
 def models_of(job: JobFacts, tally: Tally) -> tuple[ModelFigures, ...]:
     """Return the figures of each model, in the order in which the models were named."""
     figures = []
-    for (name, own), one in zip(job.models or [(job.model, job.classes)], (tally, *tally.others), strict=False):
+    for (name, classes), one in zip(job.models or [(job.model, job.classes)], (tally, *tally.others), strict=False):
         scores, right = one.scores or None, one.right or None
-        confusion = confusion_in(one, own)
+        confusion = confusion_in(one, classes)
         overlap = overlap_in(one, confusion)
         figures.append(ModelFigures(name, one.labels, scores, one.unlabelled, confusion, right, overlap))
     return tuple(figures)

@@ -83,10 +83,10 @@ def _made(folder: OutputFolder, manifest: Manifest) -> Iterator[tuple[str, str]]
     """
     fingerprint, settings = manifest.fingerprint, manifest.fingerprint.settings
     try:
-        asked = json.loads(folder.store.read(REQUEST)) if folder.store.has(REQUEST) else {}
+        request = json.loads(folder.store.read(REQUEST)) if folder.store.has(REQUEST) else {}
     except (OutputError, ValueError):
-        asked = {}
-    names = [model.rpartition("/")[2] for model in asked.get("models", ())]
+        request = {}
+    names = [model.rpartition("/")[2] for model in request.get("models", ())]
     yield "model", ", ".join([*names, f"digest {fingerprint.model}"])
     yield "computed on", str(fingerprint.backend)
     yield "text columns", ", ".join(settings.text_columns) or "text"

@@ -178,8 +178,8 @@ class JobReport:
     @cached_property
     def breakdown(self) -> Breakdown:
         """Where the time of this run went. It is computed once, so use it only after the run."""
-        job, asked = self.job, self.tally.asked_share
-        return break_down(self.run.timeline, job.precision, job.chunk_rows, asked, job.second)
+        job, asked_share = self.job, self.tally.asked_share
+        return break_down(self.run.timeline, job.precision, job.chunk_rows, asked_share, job.second)
 
     def to_arrow(self) -> pa.Table:
         """Return the rows in input order: every row of the input, or with an output folder the labelled rows.

@@ -111,7 +111,9 @@ class Results:
         if index is not None:
             return index if len(index) == len(rows) else index.take(rows["row"].to_numpy())
         chunks = ((chunk.index, chunk.table) for chunk in self._in_order())
-        partitions = [own.take(table["row"].to_numpy()) for own, table in chunks if own is not None]
+        partitions = [
+            chunk_index.take(table["row"].to_numpy()) for chunk_index, table in chunks if chunk_index is not None
+        ]
         return partitions[0].append(partitions[1:]) if partitions else None
 
     def join(self, frame: Frame, suffix: str | None) -> Frame:
@@ -130,12 +132,12 @@ class Results:
 
     def _refuse_other_texts(self, frame: Any) -> None:
         """Raise UsageError if a frame has other texts than those that were classified, or in another order."""
-        asked = replace(self._selection, kept_columns=(), kept_types=(), truth=None)
+        wanted = replace(self._selection, kept_columns=(), kept_types=(), truth=None)
         names = [str(name) for name in _names(frame)]  # Arrow has strings as names
         # The texts of a list have no name, so they may be in any column.
-        is_named = all(may_hold(names, [name]) for name in asked.text)
-        choices = [asked.text] if is_named or asked.join else [(name,) for name in names]
-        chunks = [texts for text in choices if (texts := _texts_of(frame, replace(asked, text=text))) is not None]
+        is_named = all(may_hold(names, [name]) for name in wanted.text)
+        choices = [wanted.text] if is_named or wanted.join else [(name,) for name in names]
+        chunks = [texts for text in choices if (texts := _texts_of(frame, replace(wanted, text=text))) is not None]
         other = [self._first_difference(texts) for texts in chunks]
         if not other:
             raise UsageError(f"the frame has no column with the texts that were classified. {_AGAIN}")

@@ -261,10 +261,10 @@ def print_thresholds(thresholds: Sequence[Threshold], console: PlainConsole) -> 
 
 def _why_none(thresholds: Sequence[Threshold], target: str) -> Iterator[str]:
     """Yield a line for each kind of labels without a threshold, with the number of rows that one would take."""
-    of = {one.name: "all labels" if one.name is None else one.name for one in thresholds}
-    if few := [f"{of[one.name]} about {one.needed:,}" for one in thresholds if one.needed is not None]:
+    names = {one.name: "all labels" if one.name is None else one.name for one in thresholds}
+    if few := [f"{names[one.name]} about {one.needed:,}" for one in thresholds if one.needed is not None]:
         yield f"too few rows to promise {target}. It takes, of rows with this label: {', '.join(few)}"
-    if none := [of[one.name] for one in thresholds if math.isnan(one.score) and one.needed is None]:
+    if none := [names[one.name] for one in thresholds if math.isnan(one.score) and one.needed is None]:
         yield f"no score gives {target} among these rows: {', '.join(none)}"
 
 

@@ -99,7 +99,7 @@ class Tally(Counts):
         return tally
 
     def close(self, problems: Iterable[Problem], unread: Iterable[UnreadFile]) -> None:
-        """Count the problems with the files of a group that has been read to its end. Groups end in any order."""
+        """Count the problems with the files of a range that has been read to its end. Ranges end in any order."""
         problems = list(problems)
         self.again = self.again or bool(problems)
         self.problems = sorted({*self.problems, *problems})  # a file that is read in parts has each problem once
@@ -130,19 +130,19 @@ class Reach:
 
     It is measured in rows if the number of all rows is known, otherwise in bytes of the files as they are stored.
 
-    The number of rows in a group is known when the group has been read to its end, or when the ends of all its chunks
-    are found. Until then the group counts with the bytes that have been read of it, if these are known. Otherwise each
-    of its rows counts as many bytes as a row of the groups with a known number of rows.
+    The number of rows in a range is known when the range has been read to its end, or when the ends of all its chunks
+    are found. Until then the range counts with the bytes that have been read of it, if these are known. Otherwise each
+    of its rows counts as many bytes as a row of the ranges with a known number of rows.
 
     rows, chunks: the number of committed rows and chunks. computed: the number of rows that are committed or computed.
     rows_known: the number of rows of the whole job, 0 if it is unknown.
-    of_groups: the bytes of each group of files, by number; None for rows in memory.
+    range_bytes: the bytes of the files of each range, by number; None for rows in memory.
     """
 
-    def __init__(self, rows_known: int = 0, of_groups: Mapping[int, int] | None = None) -> None:
+    def __init__(self, rows_known: int = 0, range_bytes: Mapping[int, int] | None = None) -> None:
         self.rows = self.chunks = 0
         self._rows_known = rows_known
-        self._bytes = dict(of_groups or {})
+        self._bytes = dict(range_bytes or {})
         self.bytes_known = sum(self._bytes.values())
         self._noted: dict[str, int] = {}
         self._computing: dict[str, int] = {}
@@ -167,9 +167,9 @@ class Reach:
         if chunk not in self._noted:
             self._count(chunk, rows)
             self._noted[chunk] = rows
-        group = _group_of(chunk)
-        if stored and group not in self._ends:
-            self._stored[group] = max(stored, self._stored.get(group, 0))
+        number = _range_of(chunk)
+        if stored and number not in self._ends:
+            self._stored[number] = max(stored, self._stored.get(number, 0))
 
     def add(self, chunk: str, rows: int) -> None:
         """Count a committed chunk, unless it was noted before."""
@@ -180,18 +180,18 @@ class Reach:
         self._computing.pop(chunk, None)
         self.rows += rows
         self.chunks += 1
-        group = _group_of(chunk)
-        self._rows[group] += rows
-        if group in self._ends:
-            self._done_bytes += self._share(group, rows)
+        number = _range_of(chunk)
+        self._rows[number] += rows
+        if number in self._ends:
+            self._done_bytes += self._share(number, rows)
         else:
             self._open_rows += rows
 
     def close(self, end: RangeEnd) -> None:
-        """Note how many rows a group has, now that it has been read to its end."""
+        """Note how many rows a range has, now that it has been read to its end."""
         if end.number in self._ends:
             return
-        self._computing = {chunk: rows for chunk, rows in self._computing.items() if _group_of(chunk) != end.number}
+        self._computing = {chunk: rows for chunk, rows in self._computing.items() if _range_of(chunk) != end.number}
         self._ends[end.number] = rows = sum(count or 0 for _, count in end.files)
         self._ended_rows += rows
         self._ended_bytes += self._bytes.get(end.number, 0)
@@ -200,10 +200,10 @@ class Reach:
         self._open_rows -= counted
         self._done_bytes += self._share(end.number, counted)
 
-    def _share(self, group: int, rows: int) -> float:
-        """Return the bytes of some rows of a group that has ended."""
-        held = self._bytes.get(group, 0)
-        return held * rows / self._ends[group] if self._ends[group] else held
+    def _share(self, number: int, rows: int) -> float:
+        """Return the bytes of some rows of a range that has ended."""
+        held = self._bytes.get(number, 0)
+        return held * rows / self._ends[number] if self._ends[number] else held
 
     @property
     def rows_known(self) -> int:
@@ -214,18 +214,18 @@ class Reach:
     def bytes(self) -> int:
         """About how many bytes are finished."""
         of_row = self._ended_bytes / self._ended_rows if self._ended_rows else 0.0
-        rows = self._open_rows - sum(self._rows[group] for group in self._stored)
-        computing = sum(self._bytes_of_row(_group_of(chunk), of_row) * rows for chunk, rows in self._computing.items())
+        rows = self._open_rows - sum(self._rows[number] for number in self._stored)
+        computing = sum(self._bytes_of_row(_range_of(chunk), of_row) * rows for chunk, rows in self._computing.items())
         finished = self._done_bytes + sum(self._stored.values()) + of_row * rows
         return min(round(finished + computing), self.bytes_known)
 
-    def _bytes_of_row(self, group: int, otherwise: float) -> float:
-        """Return the stored bytes of a row in a group that is being read, by the rows of it that are committed.
+    def _bytes_of_row(self, number: int, otherwise: float) -> float:
+        """Return the stored bytes of a row in a range that is being read, by the rows of it that are committed.
 
-        otherwise: the value for any other group.
+        otherwise: the value for any other range.
         """
-        rows = self._rows[group]
-        return self._stored[group] / rows if rows and group in self._stored else otherwise
+        rows = self._rows[number]
+        return self._stored[number] / rows if rows and number in self._stored else otherwise
 
     @property
     def share(self) -> float:
@@ -235,5 +235,5 @@ class Reach:
         return self.bytes / self.bytes_known if self.bytes_known else 0.0
 
 
-def _group_of(chunk: str) -> int:
+def _range_of(chunk: str) -> int:
     return int(chunk.split("-")[1])

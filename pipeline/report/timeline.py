@@ -18,13 +18,13 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from ..source.inputs import Unread
+from ..source.inputs import UnreadableRows
 from ..source.plan.plan import Range
 from ..source.rows.chunk import Chunk
 from ..storage.disk import write_file
 from ..telemetry.spans import LANES, Clock, Place, Span, brought_home, span
 
-Source = Range | Unread
+Source = Range | UnreadableRows
 """The source of one chunk or several."""
 Intervals = NDArray[np.float64]
 """The begin and the end of each interval, [n, 2], ascending and disjoint."""

@@ -25,7 +25,7 @@ from starlette.types import ASGIApp, Receive, Send
 from ..engine.base import Predictions
 from . import openapi, protocols
 from .answers import ErrorMessage, ModelAbout, ModelList, ServerState
-from .bodies import ARROW, JSON, Asked, BadRequest, Received, Reply, packed_of
+from .bodies import ARROW, JSON, BadRequest, DecodedRequest, Received, Reply, packed_of
 from .http_link import Answers, Held, Main, Served
 from .protocols import SPOKEN, Spoken
 from .requests import Gone, ModelChanged, Refused
@@ -209,43 +209,46 @@ class App:
         model = scope["path_params"].get("name") if "path_params" in scope else None
         limit = min(self._settings.max_texts, self._settings.max_queue)  # the queue would never have room for more
         received = Received(body, kind, headers, query, model, limit)
-        asked = spoken.read(received) if is_small else await asyncio.to_thread(spoken.read, received)
+        request = spoken.read(received) if is_small else await asyncio.to_thread(spoken.read, received)
         if self._settings.log_texts:
-            seen.logged = asked.texts if isinstance(asked.texts, list) else asked.texts.to_pylist()
-        served, predictions = await self._classified(scope["state"]["connection"].gone, asked, is_small, seen)
+            seen.logged = request.texts if isinstance(request.texts, list) else request.texts.to_pylist()
+        served, predictions = await self._classified(scope["state"]["connection"].gone, request, is_small, seen)
         is_few = seen.texts <= _AT_ONCE_TEXTS
-        return asked.write(served, predictions) if is_few else await asyncio.to_thread(asked.write, served, predictions)
+        write = request.write
+        return write(served, predictions) if is_few else await asyncio.to_thread(write, served, predictions)
 
     async def answer_one(self) -> None:
         """Label a text as if a client had sent it, as soon as that works, and report this to the main process."""
-        asked = SPOKEN["/v1/classify"].read(Received(b'{"texts": ["a text"]}', _JSON, {}, {}, None, 1))
+        request = SPOKEN["/v1/classify"].read(Received(b'{"texts": ["a text"]}', _JSON, {}, {}, None, 1))
         while True:
             try:
-                asked.write(*await self._classified(set(), asked, True, _Seen()))
+                request.write(*await self._classified(set(), request, True, _Seen()))
                 return self._main.link.send(Answers())
             except (BadRequest, Refused):  # there is no model yet, or no engine
                 await asyncio.sleep(_LOOK_SECONDS)
 
-    async def _classified(self, gone: Any, asked: Asked, is_small: bool, seen: _Seen) -> tuple[Served, Predictions]:
+    async def _classified(
+        self, gone: Any, request: DecodedRequest, is_small: bool, seen: _Seen
+    ) -> tuple[Served, Predictions]:
         """Return the model that a request names, and its predictions for the texts."""
         models = self._main.models
         while True:
-            served = models.get(asked.model or self._settings.default_model)
+            served = models.get(request.model or self._settings.default_model)
             if served is None:
                 raise BadRequest(404, f"there is no model of that name here; there is {', '.join(models)}")
             seen.model = served.name
-            if served.is_number and asked.top_k > 1:
+            if served.is_number and request.top_k > 1:
                 raise BadRequest(422, f"{served.name} gives a text a number: leave out top_k")
-            if len(asked.texts) == 1:
+            if len(request.texts) == 1:
                 self._main.check_open(served)
-            pack = partial(packed_of, asked, served.reads)
+            pack = partial(packed_of, request, served.reads)
             packed = pack() if is_small else await asyncio.to_thread(pack)
-            seen.texts = len(asked.texts)
+            seen.texts = len(request.texts)
             # Writing the answer takes about as long as reading the request. The time of a large request begins now:
             # reading takes longer for a larger body, and the target does not grow with it.
             arrived, back = (seen.arrived, time.monotonic() - seen.arrived) if is_small else (None, 0.0)
             try:
-                return served, await self._main.classify(served, packed, asked.top_k, arrived, back, seen.trace, gone)
+                return served, await self._main.classify(served, packed, request.top_k, arrived, back, seen.trace, gone)
             except ModelChanged:  # the new model may read more of the texts
                 continue
 

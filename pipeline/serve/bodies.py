@@ -98,7 +98,7 @@ class Reply(NamedTuple):
     headers: tuple[tuple[bytes, bytes], ...] = ()
 
 
-class Asked(NamedTuple):
+class DecodedRequest(NamedTuple):
     """A decoded request to classify, of any protocol.
 
     Attributes
@@ -198,7 +198,7 @@ def _fields(kind: Any) -> dict[str, str]:
     return words
 
 
-def from_json_or_arrow(received: Received) -> Asked:
+def from_json_or_arrow(received: Received) -> DecodedRequest:
     """Read a request to `/v1/classify`.
 
     Raises BadRequest: 400 if the body is neither JSON nor an Arrow stream, 413 for too many texts, 415 for another
@@ -210,12 +210,12 @@ def from_json_or_arrow(received: Received) -> Asked:
         raise BadRequest(415, f"the content type must be {JSON} (in UTF-8) or {ARROW}")
     if received.query:
         raise BadRequest(422, "with JSON, options are fields of the body, not of the URL")
-    asked = decoded(_decoder, received.body)
-    check_count(len(asked.texts), received.most_texts)
-    return Asked(asked.texts, asked.model, asked.top_k, partial(_reply, _JSON, asked))
+    request = decoded(_decoder, received.body)
+    check_count(len(request.texts), received.most_texts)
+    return DecodedRequest(request.texts, request.model, request.top_k, partial(_reply, _JSON, request))
 
 
-def _from_arrow(received: Received) -> Asked:
+def _from_arrow(received: Received) -> DecodedRequest:
     try:
         options = msgspec.convert(received.query, ClassifyOptions, strict=False)
     except msgspec.ValidationError as error:
@@ -224,11 +224,11 @@ def _from_arrow(received: Received) -> Asked:
         texts = _column(received.body, received.most_texts)
     except (pa.ArrowException, struct.error, OSError, ValueError) as error:
         raise BadRequest(400, f"the body is not an Arrow IPC stream: {error}") from error
-    return Asked(texts, options.model, options.top_k, partial(_reply, _ARROW, options))
+    return DecodedRequest(texts, options.model, options.top_k, partial(_reply, _ARROW, options))
 
 
-def _reply(kind: bytes, asked: ClassifyOptions, served: Served, predictions: Predictions) -> Reply:
-    columns = _columns_of(served.classes, served.thresholds, asked.top_k, asked.scores)
+def _reply(kind: bytes, request: ClassifyOptions, served: Served, predictions: Predictions) -> Reply:
+    columns = _columns_of(served.classes, served.thresholds, request.top_k, request.scores)
     is_json = kind == _JSON
     return Reply(kind, to_json(served.name, predictions, columns) if is_json else to_arrow(predictions, columns))
 
@@ -242,20 +242,20 @@ def _columns_of(
     return ModelColumns(classes, top_k, scores, names, thresholds=thresholds)
 
 
-def packed_of(asked: Asked, reads: int) -> Packed:
+def packed_of(request: DecodedRequest, reads: int) -> Packed:
     """Return the texts, each cut to the `reads` characters that the model reads. Raises BadRequest for a huge text."""
     # Strings from JSON.
-    if isinstance(asked.texts, list):
-        encoded = [text[:reads].encode() for text in asked.texts]
-        n_chars = array("q", map(len, asked.texts))
+    if isinstance(request.texts, list):
+        encoded = [text[:reads].encode() for text in request.texts]
+        n_chars = array("q", map(len, request.texts))
         if max(n_chars, default=0) > LIMITS.field_bytes // 4:  # a character has four bytes at most
-            for number, text in enumerate(asked.texts):
+            for number, text in enumerate(request.texts):
                 _check_length(number, len(text.encode()))
         offsets = array("q", accumulate(map(len, encoded), initial=0))
         return Packed(b"".join(encoded), offsets.tobytes(), n_chars.tobytes())
 
     # An Arrow array.
-    column = asked.texts
+    column = request.texts
     sizes = pc.binary_length(column).to_numpy(zero_copy_only=False)
     if sizes.max(initial=0) > LIMITS.field_bytes:
         number = int(np.argmax(sizes))

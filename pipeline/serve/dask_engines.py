@@ -53,9 +53,9 @@ class ServePlugin(WorkerPlugin):  # type: ignore[misc]
         self._engines = {}
         self._thread.shutdown(wait=False)
 
-    async def _load(self, asked: Load) -> object:
+    async def _load(self, request: Load) -> object:
         def work() -> tuple[Engine, Ready]:
-            return load(asked._replace(threads=share_of_cores(asked.threads)))
+            return load(request._replace(threads=share_of_cores(request.threads)))
 
         try:
             engine, ready = await asyncio.to_thread(work)
@@ -63,8 +63,8 @@ class ServePlugin(WorkerPlugin):  # type: ignore[misc]
             return to_serialize(error)
         except Exception as error:  # the device's libraries may raise anything
             return to_serialize(BroadsheetError(f"the model cannot be loaded: {type(error).__name__}: {error}"))
-        await self._unload(asked.key)  # a server lost the connection to this worker, and is back
-        self._engines[asked.key] = engine
+        await self._unload(request.key)  # a server lost the connection to this worker, and is back
+        self._engines[request.key] = engine
         return to_serialize(ready)
 
     async def _unload(self, key: str) -> None:
@@ -104,8 +104,8 @@ class DaskEngine:
         self._gone.set()
 
     async def load(self, loaded: LoadedModel) -> Ready:
-        asked = Load(loaded.key, loaded.name, loaded.data, self._choice, self._share)
-        answer = await self._ask(_LOAD, asked=to_serialize(asked))
+        request = Load(loaded.key, loaded.name, loaded.data, self._choice, self._share)
+        answer = await self._ask(_LOAD, request=to_serialize(request))
         if isinstance(answer, BroadsheetError):
             raise answer
         assert isinstance(answer, Ready)
@@ -115,9 +115,9 @@ class DaskEngine:
         await self._ask(_UNLOAD, key=key)
 
     async def classify(self, key: str, texts: Texts, top_k: int) -> tuple[Rows, float]:
-        asked = self._ask(_CLASSIFY, key=key, texts=to_serialize(texts), top_k=top_k)
+        answer = self._ask(_CLASSIFY, key=key, texts=to_serialize(texts), top_k=top_k)
         try:
-            rows_and_seconds: tuple[Rows, float] = await asyncio.wait_for(asked, _PATIENCE_S)
+            rows_and_seconds: tuple[Rows, float] = await asyncio.wait_for(answer, _PATIENCE_S)
         except TimeoutError as error:
             raise EngineLost(f"the engine on {self.name} has not answered for {_PATIENCE_S:.0f} s") from error
         return rows_and_seconds

@@ -13,7 +13,7 @@ from ..engine.base import Texts
 from ..errors import BroadsheetError, UsageError
 from .engines import LONGEST_S, BatchTime, EngineLost, LoadedModel, Ready, RemoteEngine, Rows
 from .metrics import Metrics
-from .requests import NOTHING, STRETCH, Batch, Gone, Piece, Refused, Request, Waiting, cut, settle
+from .requests import NOTHING, STRETCH, Batch, Gone, PendingRequest, Piece, Refused, Waiting, cut, settle
 from .settings import log
 from .tracing import Traces
 
@@ -200,7 +200,7 @@ class Dispatcher:
 
     def submit(
         self, model: str, texts: Texts, top_k: int, arrived: float | None = None, back: float = 0.0, trace: str = ""
-    ) -> Request:
+    ) -> PendingRequest:
         """Admit a request. Raises Refused if its deadline, or the queue's limit, cannot be met.
 
         A request that can start now is admitted however late it is. Its `answer` receives its rows (`to_rows`), as
@@ -226,7 +226,7 @@ class Dispatcher:
         now = self._clock()
         answer: asyncio.Future[bytes] = self._loop.create_future()
         arrived = now if arrived is None else arrived
-        request = Request(loaded, texts, top_k, arrived, answer, trace)
+        request = PendingRequest(loaded, texts, top_k, arrived, answer, trace)
         self._admit(request, now, back)
         self._open[request.key] += 1
         answer.add_done_callback(lambda _: self._close(request.key))
@@ -237,7 +237,7 @@ class Dispatcher:
             answer.set_result(b"")
         return request
 
-    def forget(self, request: Request) -> None:
+    def forget(self, request: PendingRequest) -> None:
         """Stop computing for a request whose client is gone."""
         self._fail(request, Gone())
 
@@ -250,7 +250,7 @@ class Dispatcher:
                 for piece in batch.pieces:
                     self._fail(piece.request, Refused("the server stops"))
 
-    def _admit(self, request: Request, now: float, back: float) -> None:
+    def _admit(self, request: PendingRequest, now: float, back: float) -> None:
         """Set whether a request is larger than a batch, and its deadline. Raises Refused."""
         key, texts, chars = request.key, len(request.texts), request.all_chars
         devices = [device for device in self.devices if key in device.times]
@@ -425,8 +425,8 @@ class Dispatcher:
         data = {top_k: (cut_rows.tobytes(), cut_rows.itemsize) for top_k, cut_rows in rows_of.items()}
         at = 0
         for request, first, last in batch.pieces:
-            of, size = data[request.top_k]
-            request.add(first, last, of[at * size : (at + last - first) * size])
+            row_bytes, size = data[request.top_k]
+            request.add(first, last, row_bytes[at * size : (at + last - first) * size])
             at += last - first
 
     def _give_up(self, piece: Piece, error: EngineLost) -> None:
@@ -437,7 +437,7 @@ class Dispatcher:
             return
         texts = Batch(request.key, (piece,), piece.last - piece.first, 0).joined()
         again: asyncio.Future[bytes] = self._loop.create_future()
-        child = Request(request.loaded, texts, request.top_k, request.arrived, again, request.trace)
+        child = PendingRequest(request.loaded, texts, request.top_k, request.arrived, again, request.trace)
         child.deadline = max(request.deadline, self._clock() + self.target)
         child.is_large, child.tries = request.is_large, request.tries + 1
 
@@ -455,7 +455,7 @@ class Dispatcher:
             self._fail(child, Refused("no engine is ready: they are being started again"))
         self._pump_soon()
 
-    def _fail(self, request: Request, error: BaseException) -> None:
+    def _fail(self, request: PendingRequest, error: BaseException) -> None:
         self.waiting.remove(request)
         settle(request.answer, error)
 

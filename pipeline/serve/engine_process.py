@@ -27,11 +27,11 @@ from .engines import Classified, Classify, Failed, Load, Loaded, Ready, Unload, 
 from .requests import to_rows
 
 
-def load(asked: Load) -> tuple[Engine, Ready]:
+def load(request: Load) -> tuple[Engine, Ready]:
     """Open an engine and warm it up: kernels are loaded, memory is allocated, batches are measured."""
-    model = Model.from_bytes(asked.model, asked.name)
-    choice = asked.choice
-    engine = open_engine(model, choice.device, choice.precision, asked.threads, choice.kernels)
+    model = Model.from_bytes(request.model, request.name)
+    choice = request.choice
+    engine = open_engine(model, choice.device, choice.precision, request.threads, choice.kernels)
     try:
         engine.classify(Texts.of([b"x"]))
         points = measure(engine, choice.longest)
@@ -51,16 +51,16 @@ def serve(connection: socket.socket) -> None:
         with sending:
             send(connection, frames)
 
-    def load_beside(asked: Load) -> None:
+    def load_beside(request: Load) -> None:
         try:
-            engines[asked.key], ready = load(asked)
+            engines[request.key], ready = load(request)
         except BroadsheetError as error:
-            answer(Failed(asked.key, error))
+            answer(Failed(request.key, error))
         except Exception as error:  # the device's libraries may raise anything
-            answer(Failed(asked.key, BroadsheetError(f"the model cannot be loaded: {type(error).__name__}: {error}")))
+            answer(Failed(request.key, BroadsheetError(f"the model cannot be loaded: {type(error).__name__}: {error}")))
         else:
             gc.freeze()
-            answer(Loaded(asked.key, ready))
+            answer(Loaded(request.key, ready))
 
     while True:
         message = unpacked(receive(connection))
@@ -72,19 +72,19 @@ def serve(connection: socket.socket) -> None:
             _answer(message, engines[message.key], answer)
 
 
-def _answer(asked: Classify, engine: Engine, answer: Callable[[Classified | Failed], None]) -> None:
+def _answer(request: Classify, engine: Engine, answer: Callable[[Classified | Failed], None]) -> None:
     began = time.perf_counter()
     try:
-        data, offsets, n_chars = asked.texts
+        data, offsets, n_chars = request.texts
         counts = np.frombuffer(n_chars, np.int64)
         texts = Texts(np.frombuffer(data, np.uint8), np.frombuffer(offsets, np.int64), n_chars=counts)
-        predictions = engine.classify(texts, asked.top_k, all_scores=True)
+        predictions = engine.classify(texts, request.top_k, all_scores=True)
     except Exception as error:
         told = error if isinstance(error, BroadsheetError) else BroadsheetError(f"{type(error).__name__}: {error}")
         answer(Failed("", told))
         raise
     seconds, (classes, top_k) = time.perf_counter() - began, (len(engine.model.classes), predictions.labels.shape[1])
-    answer(Classified(asked.number, PickleBuffer(to_rows(predictions).data), classes, top_k, seconds))
+    answer(Classified(request.number, PickleBuffer(to_rows(predictions).data), classes, top_k, seconds))
 
 
 def main() -> None:

@@ -43,7 +43,7 @@ from .http_link import (
 )
 from .http_process import Begin
 from .metrics import Metrics, name_of
-from .requests import Gone, Refused, Request, settle
+from .requests import Gone, PendingRequest, Refused, settle
 from .settings import Settings, log
 
 Calls: TypeAlias = Callable[[str, str], Awaitable[tuple[int, bytes]]]
@@ -180,7 +180,7 @@ class _HttpProcess:
         self.ended: asyncio.Future[None] = loop.create_future()
         self.link = Link(FromHttp, self._take, self._lost)
         self._child, self._dispatcher, self._metrics, self._calls = child, dispatcher, metrics, calls
-        self._open: dict[int, Request] = {}
+        self._open: dict[int, PendingRequest] = {}
         self._counting: deque[asyncio.Future[None]] = deque()
         self._calling: set[asyncio.Task[None]] = set()
 

@@ -139,8 +139,8 @@ class ProcessEngine(asyncio.Protocol):
 
     async def load(self, loaded: LoadedModel) -> Ready:
         answer = self._loading[loaded.key] = asyncio.get_running_loop().create_future()
-        asked = Load(loaded.key, loaded.name, loaded.data, self._choice, self._threads)
-        self._write(await asyncio.to_thread(packed, asked))  # some tens of MB
+        request = Load(loaded.key, loaded.name, loaded.data, self._choice, self._threads)
+        self._write(await asyncio.to_thread(packed, request))  # some tens of MB
         ready: Ready = await answer
         return ready
 

@@ -48,9 +48,9 @@ def page(described: dict[str, Any], model: str) -> str:
 
 def _schemas(settings: Settings) -> dict[str, Any]:
     """Return the schemas of the structs of requests and answers, by name."""
-    own = (ClassifyOptions, ClassifyRequest, ClassifyAnswer, ModelList, ModelAbout, ServerState, ErrorMessage)
+    our_structs = (ClassifyOptions, ClassifyRequest, ClassifyAnswer, ModelList, ModelAbout, ServerState, ErrorMessage)
     others = (PredictRequest, ClassifyInput, InferRequest, Invocation)
-    _, schemas = msgspec.json.schema_components((*own, *others), ref_template="#/components/schemas/{name}")
+    _, schemas = msgspec.json.schema_components((*our_structs, *others), ref_template="#/components/schemas/{name}")
     properties = schemas["ClassifyRequest"]["properties"]
     properties["texts"] |= {"maxItems": settings.max_texts, "description": "The texts to label"}
     properties["model"]["description"] = f"The model that labels the texts. Default: {settings.default_model}"

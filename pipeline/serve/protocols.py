@@ -1,7 +1,7 @@
 """Requests and answers in the protocols of other servers.
 
 These are Text Embeddings Inference and Hugging Face, vLLM and Infinity, the Open Inference Protocol (KServe, Triton),
-and SageMaker. For each, one function reads a body as `Asked`, which holds the function that writes the answer.
+and SageMaker. For each, one function reads a body as `DecodedRequest`, which holds the function that writes the answer.
 
 The answers have no place for a text without a label. So if the model overflows on a text, the whole request fails, and
 the error says on which text.
@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 
 from ..engine.base import Predictions
 from ..model.layers import WHOLE
-from .bodies import JSON, Asked, BadRequest, Received, Reply, check_count, decoded, from_json_or_arrow, numbers
+from .bodies import JSON, BadRequest, DecodedRequest, Received, Reply, check_count, decoded, from_json_or_arrow, numbers
 from .http_link import Served
 from .settings import Settings
 
@@ -45,7 +45,7 @@ class Spoken(NamedTuple):
     returns the status and the answer by the protocol.
     """
 
-    read: Callable[[Received], Asked]
+    read: Callable[[Received], DecodedRequest]
     failed: Callable[[int, str], tuple[int, Reply]]
 
 
@@ -123,35 +123,35 @@ class PredictRequest(msgspec.Struct):
 _predict = msgspec.json.Decoder(PredictRequest)
 
 
-def _read_predict(received: Received) -> Asked:
+def _read_predict(received: Received) -> DecodedRequest:
     _wants_json(received)
-    asked = decoded(_predict, received.body)
-    inputs = [asked.inputs] if isinstance(asked.inputs, str) else asked.inputs
+    request = decoded(_predict, received.body)
+    inputs = [request.inputs] if isinstance(request.inputs, str) else request.inputs
     if not inputs:
         raise BadRequest(400, "`inputs` is empty")
     check_count(len(inputs), received.most_texts)
-    if asked.truncation_direction.lower() != "right":
+    if request.truncation_direction.lower() != "right":
         raise BadRequest(422, "truncation_direction: the models here read a text from its beginning")
     texts = []
     for number, given in enumerate(inputs):
         if not isinstance(given, str) and len(given) != 1:
             raise BadRequest(422, f"inputs[{number}] has {len(given)} texts: the models here read one, not a pair")
         texts.append(given if isinstance(given, str) else given[0])
-    is_one = len(inputs) == 1 and isinstance(inputs[0], str) and asked.parameters is None
-    return Asked(texts, None, 1, partial(_write_predict, asked, is_one))
+    is_one = len(inputs) == 1 and isinstance(inputs[0], str) and request.parameters is None
+    return DecodedRequest(texts, None, 1, partial(_write_predict, request, is_one))
 
 
-def _write_predict(asked: PredictRequest, is_one: bool, served: Served, predictions: Predictions) -> Reply:
-    chosen = asked.parameters or HubParameters()
-    own = "none" if served.is_number else "softmax" if served.thresholds is None else "sigmoid"
-    if chosen.function_to_apply not in (None, "none", own):
-        told = "numbers" if served.is_number else f"of {own}; `none` gives logits"
+def _write_predict(request: PredictRequest, is_one: bool, served: Served, predictions: Predictions) -> Reply:
+    chosen = request.parameters or HubParameters()
+    function = "none" if served.is_number else "softmax" if served.thresholds is None else "sigmoid"
+    if chosen.function_to_apply not in (None, "none", function):
+        told = "numbers" if served.is_number else f"of {function}; `none` gives logits"
         raise BadRequest(422, f"function_to_apply: the scores of this model are {told}")
-    if asked.truncate is False and predictions.truncated.any():
+    if request.truncate is False and predictions.truncated.any():
         number = int(np.argmax(predictions.truncated))
         some = "" if served.reads == WHOLE else f"the {served.reads:,} characters that "
         raise BadRequest(413, f"text {number} is longer than {some}the model reads")
-    is_raw = asked.raw_scores or chosen.function_to_apply == "none"
+    is_raw = request.raw_scores or chosen.function_to_apply == "none"
     answers = _ranked(served, predictions, is_raw, chosen.top_k)
     return Reply(_JSON, _encode(answers[0] if is_one else answers))
 
@@ -206,23 +206,25 @@ class ClassifyInput(msgspec.Struct):
 _classify = msgspec.json.Decoder(ClassifyInput)
 
 
-def _read_classify(received: Received) -> Asked:
+def _read_classify(received: Received) -> DecodedRequest:
     _wants_json(received)
-    asked = decoded(_classify, received.body)
-    if asked.truncate_prompt_tokens not in (None, -1):
+    request = decoded(_classify, received.body)
+    if request.truncate_prompt_tokens not in (None, -1):
         raise BadRequest(400, "truncate_prompt_tokens: the models here read characters, not tokens: leave it out")
-    texts = [asked.input] if isinstance(asked.input, str) else asked.input
+    texts = [request.input] if isinstance(request.input, str) else request.input
     check_count(len(texts), received.most_texts)
-    return Asked(texts, None if asked.model == _NOT_SPECIFIED else asked.model, 1, partial(_write_classify, asked))
+    return DecodedRequest(
+        texts, None if request.model == _NOT_SPECIFIED else request.model, 1, partial(_write_classify, request)
+    )
 
 
-def _write_classify(asked: ClassifyInput, served: Served, predictions: Predictions) -> Reply:
-    activations = (asked.use_activation, asked.activation, asked.softmax)
-    is_raw = asked.raw_scores is True or next((one for one in activations if one is not None), True) is False
+def _write_classify(request: ClassifyInput, served: Served, predictions: Predictions) -> Reply:
+    activations = (request.use_activation, request.activation, request.softmax)
+    is_raw = request.raw_scores is True or next((one for one in activations if one is not None), True) is False
     scores = _scores(served, predictions, is_raw)
     answer: dict[str, Any] = {"id": f"classify-{uuid.uuid4().hex}", "object": "list", "created": int(time.time())}
     read = int(np.minimum(predictions.n_chars, served.reads).sum())
-    if asked.raw_scores is not UNSET:
+    if request.raw_scores is not UNSET:
         answer |= {"id": f"infinity-{uuid.uuid4()}", "object": "classify", "data": _ranked(served, predictions, is_raw)}
         usage: dict[str, Any] = {}
     else:
@@ -278,17 +280,17 @@ class InferRequest(msgspec.Struct):
 _infer = msgspec.json.Decoder(InferRequest)
 
 
-def _read_infer(received: Received) -> Asked:
+def _read_infer(received: Received) -> DecodedRequest:
     # Split the body into its JSON head and binary tensors.
     length = received.headers.get(_HEAD_BYTES, b"%d" % len(received.body))
     if not length.isdigit() or len(length) > _DIGITS or int(length) > len(received.body):
         raise BadRequest(400, "Inference-Header-Content-Length is no length within the body")
-    asked, binary = decoded(_infer, received.body[: int(length)]), received.body[int(length) :]
+    request, binary = decoded(_infer, received.body[: int(length)]), received.body[int(length) :]
 
     # Take the texts from either.
-    if len(asked.inputs) != 1 or asked.inputs[0].datatype != "BYTES":
+    if len(request.inputs) != 1 or request.inputs[0].datatype != "BYTES":
         raise BadRequest(422, "give one input of datatype BYTES: the texts")
-    given = asked.inputs[0]
+    given = request.inputs[0]
     if given.shape[1:] not in ([], [1]):
         raise BadRequest(422, f"an input of shape {given.shape}: give [N] or [N, 1], one text for each label")
     size = given.parameters.get("binary_data_size")
@@ -301,7 +303,7 @@ def _read_infer(received: Received) -> Asked:
     if math.prod(given.shape) != len(texts):
         raise BadRequest(422, f"an input of shape {given.shape} has {len(texts):,} texts")
     check_count(len(texts), received.most_texts)
-    return Asked(texts, received.model, 1, partial(_write_infer, asked))
+    return DecodedRequest(texts, received.model, 1, partial(_write_infer, request))
 
 
 def _texts_of(binary: bytes) -> list[str]:
@@ -331,13 +333,13 @@ def _flat(data: Sequence[Any]) -> list[str]:
     return texts
 
 
-def _write_infer(asked: InferRequest, served: Served, predictions: Predictions) -> Reply:
+def _write_infer(request: InferRequest, served: Served, predictions: Predictions) -> Reply:
     # Make the tensors that the client wants.
     scores = predictions.all_scores if served.is_number else _scores(served, predictions)
     labels = np.array(served.classes, object)[predictions.labels[:, 0]]
     tensors: dict[str, Any] = {"label": labels, "score": predictions.scores[:, 0], "scores": scores}
     outputs, binary = [], []
-    wanted: dict[str, dict[str, Any]] = {output.name: output.parameters for output in asked.outputs}
+    wanted: dict[str, dict[str, Any]] = {output.name: output.parameters for output in request.outputs}
     for name, parameters in (wanted or {name: {} for name in tensors}).items():
         values = tensors[name]
         made: dict[str, Any] = {
@@ -345,7 +347,7 @@ def _write_infer(asked: InferRequest, served: Served, predictions: Predictions) 
             "datatype": "BYTES" if name == "label" else "FP32",
             "shape": list(values.shape),
         }
-        if parameters.get("binary_data", asked.parameters.get("binary_data_output", False)):
+        if parameters.get("binary_data", request.parameters.get("binary_data_output", False)):
             binary.append(_packed(values) if name == "label" else np.ascontiguousarray(values, "<f4").tobytes())
             made["parameters"] = {"binary_data_size": len(binary[-1])}
         else:
@@ -353,7 +355,7 @@ def _write_infer(asked: InferRequest, served: Served, predictions: Predictions) 
         outputs.append(made)
 
     # Write the JSON head, and the binary tensors after it.
-    own_id = {} if asked.id is None else {"id": asked.id}
+    own_id = {} if request.id is None else {"id": request.id}
     head = _encode({"model_name": served.name, "model_version": "1", **own_id, "outputs": outputs})
     if not binary:
         return Reply(_JSON, head)
@@ -407,14 +409,14 @@ class InvocationLine(msgspec.Struct):
 _invocation, _lines = msgspec.json.Decoder(Invocation), msgspec.json.Decoder(InvocationLine)
 
 
-def _read_invocation(received: Received) -> Asked:
+def _read_invocation(received: Received) -> DecodedRequest:
     # Read the texts, and how many classes each is to have.
     kind, body = received.kind, received.body
     if kind == _JSON:
-        asked = decoded(_invocation, body)
-        if asked.instances is UNSET:
+        request = decoded(_invocation, body)
+        if request.instances is UNSET:
             return _read_predict(received)
-        texts, ks = asked.instances, [asked.configuration.k] * len(asked.instances)
+        texts, ks = request.instances, [request.configuration.k] * len(request.instances)
     elif kind == _LINES:
         lines = [_line(number, line) for number, line in enumerate(body.splitlines(), 1) if line.strip()]
         texts, ks = [line.source for line in lines], [line.k for line in lines]
@@ -428,7 +430,7 @@ def _read_invocation(received: Received) -> Asked:
     # Choose the form of the answer.
     accept = received.headers.get(b"accept", b"").partition(b";")[0].strip().lower()
     wanted = accept if accept in (_JSON, _LINES, _CSV) else _CSV if kind == _PLAIN else kind
-    return Asked(texts, None, 1, partial(_write_invocation, wanted, ks))
+    return DecodedRequest(texts, None, 1, partial(_write_invocation, wanted, ks))
 
 
 def _line(number: int, line: bytes) -> InvocationLine:

@@ -113,7 +113,7 @@ STRETCH = 1.2
 """The factor by which a batch may take longer than allowed if it then takes all waiting texts."""
 
 
-class Request:
+class PendingRequest:
     """The texts of one request, and how far their labels are computed.
 
     Parameters
@@ -172,7 +172,7 @@ class Request:
         else:
             self.all_chars = int(np.minimum(texts.n_chars, loaded.model.reads).sum())
 
-    def __lt__(self, other: Request) -> bool:
+    def __lt__(self, other: PendingRequest) -> bool:
         return bool(self.deadline < other.deadline)
 
     @property
@@ -211,14 +211,14 @@ class Piece(NamedTuple):
 
     Attributes
     ----------
-    request : Request
+    request : PendingRequest
         The request.
     first, last : int
         The number of the first text in the batch, and of the first text after them.
 
     """
 
-    request: Request
+    request: PendingRequest
     first: int
     last: int
 
@@ -292,7 +292,7 @@ class Sums:
     small_texts: int = 0
     small_chars: int = 0
 
-    def add(self, request: Request, sign: int) -> None:
+    def add(self, request: PendingRequest, sign: int) -> None:
         """Add the texts of a request that no device has got yet, or subtract them if `sign` is -1."""
         texts, chars = sign * request.left, sign * request.chars_left
         self.texts += texts
@@ -318,19 +318,19 @@ class Waiting:
     def __init__(self) -> None:
         self.texts = 0
         self.of: dict[str, Sums] = {}
-        self._requests: list[Request] = []
+        self._requests: list[PendingRequest] = []
 
     def __len__(self) -> int:
         return len(self._requests)
 
-    def __iter__(self) -> Iterator[Request]:
+    def __iter__(self) -> Iterator[PendingRequest]:
         return iter(self._requests)
 
-    def add(self, request: Request) -> None:
+    def add(self, request: PendingRequest) -> None:
         insort(self._requests, request)
         self._count(request, 1)
 
-    def remove(self, request: Request) -> None:
+    def remove(self, request: PendingRequest) -> None:
         """Remove a request from the queue. Devices still compute the texts that they have got."""
         at = bisect_left(self._requests, request)
         while at < len(self._requests) and self._requests[at].deadline == request.deadline:
@@ -340,14 +340,14 @@ class Waiting:
                 return
             at += 1
 
-    def _count(self, request: Request, sign: int) -> None:
+    def _count(self, request: PendingRequest, sign: int) -> None:
         sums = self.of.setdefault(request.key, Sums())
         sums.add(request, sign)
         self.texts += sign * request.left
         if not sums.large and not sums.small:
             del self.of[request.key]
 
-    def expired(self, now: float) -> list[Request]:
+    def expired(self, now: float) -> list[PendingRequest]:
         """Return the requests whose deadline has passed before a device has got any of their texts."""
         late = []
         for request in self._requests:
@@ -384,7 +384,7 @@ class Waiting:
             taken = _shared(candidates, most_texts, seconds, time_of)
         return self._cut(key, candidates, taken)
 
-    def _cut(self, key: str, candidates: Sequence[Request], taken: Sequence[int]) -> Batch:
+    def _cut(self, key: str, candidates: Sequence[PendingRequest], taken: Sequence[int]) -> Batch:
         pieces, chars, all_taken = [], 0, set()
         for request, count in zip(candidates, taken, strict=True):
             if count:
@@ -400,7 +400,7 @@ class Waiting:
         return Batch(key, tuple(pieces), sum(taken), chars)
 
 
-def _shared(candidates: Sequence[Request], most_texts: int, seconds: float, time_of: BatchTime) -> list[int]:
+def _shared(candidates: Sequence[PendingRequest], most_texts: int, seconds: float, time_of: BatchTime) -> list[int]:
     """Return how many texts of each request go into a batch of at most `most_texts` texts, which may take `seconds`."""
     taken = [0] * len(candidates)
     texts = chars = 0

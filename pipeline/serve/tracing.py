@@ -92,11 +92,11 @@ class Traces:
                 parent = trace.NonRecordingSpan(
                     trace.SpanContext(*ids, is_remote=True, trace_flags=trace.TraceFlags(trace.TraceFlags.SAMPLED))
                 )
-                own = {"broadsheet.texts": last - first, "broadsheet.queue.seconds": began - request.arrived}
+                of_request = {"broadsheet.texts": last - first, "broadsheet.queue.seconds": began - request.arrived}
                 span = self._tracer.start_span(
                     "batch",
                     trace.set_span_in_context(parent),
-                    attributes=about | own,
+                    attributes=about | of_request,
                     start_time=offset + round(1e9 * began),
                 )
                 span.end()

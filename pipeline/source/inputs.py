@@ -57,7 +57,7 @@ class Paths(tuple[str, ...]):
 
 
 @dataclass(frozen=True)
-class Unread:
+class UnreadableRows:
     """Rows that the client could not read.
 
     Attributes
@@ -121,7 +121,7 @@ class Ranges(Protocol):
 
     """
 
-    def __call__(self, before: Before, ended: Ended = _unnoted) -> Iterator[Range | Unread]: ...
+    def __call__(self, before: Before, ended: Ended = _unnoted) -> Iterator[Range | UnreadableRows]: ...
 
 
 @dataclass(frozen=True)
@@ -330,7 +330,7 @@ def open_input(
         return JobInput(selection, partial(_in_memory, arriving, STDIN))
     selection, held = given.held.resolve(selection), given.held.rows
 
-    def ranges(before: Before, ended: Ended = _unnoted) -> Iterator[Range | Unread]:
+    def ranges(before: Before, ended: Ended = _unnoted) -> Iterator[Range | UnreadableRows]:
         return _in_memory(first_chunks(given.held.chunks(selection, chunk_rows), limit), MEMORY, before, ended)
 
     return JobInput(selection, ranges, rows=0 if held is None else min(limit or held, held))
@@ -354,24 +354,30 @@ def refuse_unfit(given: Given, selection: Selection) -> None:
 def planned_files(plan: Plan) -> JobInput:
     """Return the ranges of files. Those whose files were largest when they were listed come first."""
 
-    def ranges(before: Before, ended: Ended = _unnoted) -> Iterator[Range | Unread]:
+    def ranges(before: Before, ended: Ended = _unnoted) -> Iterator[Range | UnreadableRows]:
         left: list[Range] = []
         start: Start | None = None
-        reread_files: tuple[InputFile, ...] | None = None  # the files of the last part that is to be read
-        for part in plan.ranges:
+        reread_files: tuple[InputFile, ...] | None = None  # the files of the last range that is to be read
+        for range_ in plan.ranges:
             # Later parts of the same file are read again, and their committed chunks only counted, because row
             # numbers pass through them.
-            is_done = range_name(part.number) in before.committed and part.files is not reread_files
-            if not is_done and (part.files or not plan.files):
-                left.append(replace(part, start=start if part.part else None))
-                reread_files = part.files
-            start = before.start_after(part.number, start if part.part else Start(0, 0)) if not part.is_last else None
-        yield from sorted(left, key=lambda part: sum(file.stored for file in part.files), reverse=True)
+            is_done = range_name(range_.number) in before.committed and range_.files is not reread_files
+            if not is_done and (range_.files or not plan.files):
+                left.append(replace(range_, start=start if range_.part_number else None))
+                reread_files = range_.files
+            start = (
+                before.start_after(range_.number, start if range_.part_number else Start(0, 0))
+                if not range_.is_last
+                else None
+            )
+        yield from sorted(left, key=lambda range_: sum(file.stored for file in range_.files), reverse=True)
 
     return JobInput(plan.selection, ranges, bytes=plan.bytes, problems=plan.problems, plan=plan)
 
 
-def _in_memory(chunks: Iterable[Chunk], path: str, before: Before, ended: Ended = _unnoted) -> Iterator[Range | Unread]:
+def _in_memory(
+    chunks: Iterable[Chunk], path: str, before: Before, ended: Ended = _unnoted
+) -> Iterator[Range | UnreadableRows]:
     """Yield a range for each chunk that is read here, and stop at the first that cannot be read."""
     row = count = 0
     try:
@@ -381,14 +387,14 @@ def _in_memory(chunks: Iterable[Chunk], path: str, before: Before, ended: Ended 
                 yield Range(0, chunk=count, content=replace(chunk, name=name, sources=sources))
             row, count = row + chunk.rows_read, count + 1
     except SourceError as error:
-        yield Unread(part_name(0, count), error.message)
+        yield UnreadableRows(part_name(0, count), error.message)
         return
     ended(RangeEnd(0, ((path, row),), count))
 
 
 def _partitions(
     frame: Any, selection: Selection, limit: int | None, before: Before, ended: Ended = _unnoted
-) -> Iterator[Range | Unread]:
+) -> Iterator[Range | UnreadableRows]:
     """Yield a range for each partition. With a limit, Dask first counts the rows of the partitions up to the limit.
 
     Parameters
@@ -420,17 +426,17 @@ def _partitions(
     ended(RangeEnd(0, ((MEMORY, None),), count))
 
 
-def read_here(job_input: JobInput) -> Iterator[Chunk | RangeEnd | Unread]:
+def read_in_this_process(job_input: JobInput) -> Iterator[Chunk | RangeEnd | UnreadableRows]:
     """Yield the chunks of an input in their order, read in this process."""
     if job_input.plan is not None:
         plan, selection = job_input.plan, job_input.selection
         whole = replace(plan, parts=(1,) * len(plan.sizes))
-        reads = (partial(read_range, part, selection, plan.chunk_rows, lambda _: False) for part in whole.ranges)
+        reads = (partial(read_range, range_, selection, plan.chunk_rows, lambda _: False) for range_ in whole.ranges)
         with closing(ahead(reads, _RANGES_AT_ONCE, 1)) as items:
             yield from (item for item in items if not isinstance(item, Skipped))  # this run skips no chunk
         return
     for source in job_input.ranges(NothingBefore()):
-        if isinstance(source, Unread):
+        if isinstance(source, UnreadableRows):
             yield source
         else:
             yield source.content if isinstance(source.content, Chunk) else source.content.compute()
@@ -445,8 +451,8 @@ def chunks_here(job_input: JobInput) -> Iterator[Chunk]:
     undecoded: Counter[str] = Counter()
     if job_input.problems:
         raise SourceError(job_input.problems[0][1])
-    for item in read_here(job_input):
-        if isinstance(item, Unread):
+    for item in read_in_this_process(job_input):
+        if isinstance(item, UnreadableRows):
             raise SourceError(item.reason)
         if item.problems:
             problem = item.problems[0]

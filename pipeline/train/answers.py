@@ -56,7 +56,9 @@ class Answers(NamedTuple):
         """
         if heads is None:
             return cls(labels, classes, _weights(labels, classes, balanced))
-        of_heads = [_weights(own, count, balanced) for own, (_, count) in zip(labels.T, heads, strict=True)]
+        of_heads = [
+            _weights(column_labels, count, balanced) for column_labels, (_, count) in zip(labels.T, heads, strict=True)
+        ]
         weights = np.repeat(np.column_stack(of_heads), [count for _, count in heads], axis=1)
         return cls(labels, classes, weights, heads=heads)
 
@@ -77,7 +79,9 @@ class Answers(NamedTuple):
             return self.soft.astype(np.float64)
         if self.heads is not None:
             of_heads = zip(self.labels.T, self.heads, strict=True)
-            return np.column_stack([Answers.of(own, count).shares() for own, (_, count) in of_heads])
+            return np.column_stack(
+                [Answers.of(column_labels, count).shares() for column_labels, (_, count) in of_heads]
+            )
         truth = self.labels if self.labels.ndim > 1 else self.labels[:, None] == np.arange(self.classes)
         return truth.astype(np.float64)
 
@@ -89,9 +93,9 @@ class Answers(NamedTuple):
         """
         if self.heads is not None:
             losses, factors = np.zeros(self.classes), np.ones(self.classes)
-            for part, own in zip(parts_of(self.heads), self.labels.T, strict=True):
-                if len(known := np.flatnonzero(own != NO_TRUTH)):
-                    of_known = logits[known, part], own[known], self.weights[known, part.start]
+            for part, column_labels in zip(parts_of(self.heads), self.labels.T, strict=True):
+                if len(known := np.flatnonzero(column_labels != NO_TRUTH)):
+                    of_known = logits[known, part], column_labels[known], self.weights[known, part.start]
                     losses[part.start], factors[part] = sharpened(*of_known)
             return float(losses.sum()), factors
         if self.steps is not None:

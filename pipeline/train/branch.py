@@ -657,9 +657,9 @@ def importances(grams: Bags, truth: Floats, salience: float) -> Floats:
     return np.where(rows > 0, idf, 0.0)
 
 
-def _idf(rows: NDArray[np.integer], of: int) -> Floats:
-    """Return the inverse document frequency of n-grams that `rows` of `of` rows have."""
-    return np.asarray(np.log((1 + of) / (1 + rows)) + 1)
+def _idf(rows: NDArray[np.integer], total: int) -> Floats:
+    """Return the inverse document frequency of n-grams that `rows` of `total` rows have."""
+    return np.asarray(np.log((1 + total) / (1 + rows)) + 1)
 
 
 def _of_kind(counts: sp.csr_array, importance: Floats, share: float) -> sp.csr_array:

@@ -284,10 +284,10 @@ def _rows_of(encoder: Encoder | TorchEncoder, text: TextBuffers, answers: Answer
     else:
         prompt = encoder.settings.prompt
         texts = encoder.tokens.encoded([prompt + one for one in strings(data, offsets)], most_tokens)
-    own = answers.rows(rows)
-    shares = own.shares() if own.steps is None else own.steps[:, None]
+    row_answers = answers.rows(rows)
+    shares = row_answers.shares() if row_answers.steps is None else row_answers.steps[:, None]
     labels = shares.argmax(axis=1)
-    targets, weights = (torch.from_numpy(np.asarray(one, np.float32)) for one in (shares, own.weights))
+    targets, weights = (torch.from_numpy(np.asarray(one, np.float32)) for one in (shares, row_answers.weights))
     return _Rows(texts, targets, weights, torch.from_numpy(labels))
 
 

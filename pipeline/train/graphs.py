@@ -2,7 +2,7 @@
 
 A step of each kind runs without a graph the first time, which chooses the convolutions' algorithms and creates the
 optimizer's state. The second time it is captured, and from then on it is replayed. The shapes of a step's tensors and
-its other arguments determine its kind: above all the number of groups of rows, which is rounded up so that there are
+its other arguments determine its kind: above all the number of units of rows, which is rounded up so that there are
 few kinds.
 """
 
@@ -80,7 +80,7 @@ class _Graph:
         return self._result
 
 
-def rounded(groups: int) -> int:
+def rounded(units: int) -> int:
     """Round up to one of 16 numbers between one power of two and the next."""
-    step = max(1, (1 << groups.bit_length()) // (2 * _STEPS_PER_OCTAVE))
-    return -(-groups // step) * step
+    step = max(1, (1 << units.bit_length()) // (2 * _STEPS_PER_OCTAVE))
+    return -(-units // step) * step

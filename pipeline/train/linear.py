@@ -84,8 +84,8 @@ def products(left: sp.csr_array, right: sp.csr_array) -> Singles:
     rows = np.minimum(*(np.bincount(side.indices, minlength=right.shape[1]) for side in (left, right)))
     common, others = np.flatnonzero(rows > _COMMON * right.shape[0]), np.flatnonzero(rows)
     others = np.setdiff1d(others, common, assume_unique=True)
-    dense, of = (side[:, common].astype(np.float32).toarray() for side in (left, right))
-    sums: Singles = dense @ of.T
+    left_dense, right_dense = (side[:, common].astype(np.float32).toarray() for side in (left, right))
+    sums: Singles = left_dense @ right_dense.T
     few, of_few = left[:, others].astype(np.float32), right[:, others].astype(np.float32).T.tocsr()
     for first in range(0, len(sums), _BLOCK):
         sums[first : first + _BLOCK] += (few[first : first + _BLOCK] @ of_few).toarray()
@@ -311,11 +311,11 @@ class Problem(NamedTuple):
             labels = np.where(np.isin(of_rows, part), of_rows, -1)
             there = np.unique(labels)
             if len(there) > 1:
-                planes, of = self._fitted(self.features, labels, self.weights, strength)
+                planes, biases = self._fitted(self.features, labels, self.weights, strength)
                 if len(there) == 2:
-                    planes, of = np.vstack([-planes, planes]), np.concatenate([-of, of])
+                    planes, biases = np.vstack([-planes, planes]), np.concatenate([-biases, biases])
                 ours = there >= 0
-                weights[there[ours] - part[0]], bias[there[ours] - part[0]] = planes[ours], of[ours]
+                weights[there[ours] - part[0]], bias[there[ours] - part[0]] = planes[ours], biases[ours]
             return weights, bias
         # Otherwise, fit class by class. A row that is partly right is on both sides, with its shares as weights.
         for at, number in enumerate(part):
@@ -325,8 +325,8 @@ class Problem(NamedTuple):
             if len(right) and len(wrong):
                 rows, sides = np.concatenate([right, wrong]), np.repeat([1, -1], [len(right), len(wrong)])
                 shares = np.where(sides > 0, self.truth[rows, number], 1 - self.truth[rows, number])
-                planes, of = self._fitted(self.features[rows], sides, weighs[rows] * shares, strength)
-                weights[at], bias[at] = planes[0], of[0]
+                planes, biases = self._fitted(self.features[rows], sides, weighs[rows] * shares, strength)
+                weights[at], bias[at] = planes[0], biases[0]
         return weights, bias
 
     def _fitted(

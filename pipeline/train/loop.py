@@ -30,7 +30,7 @@ from .recipe import Recipe
 _WARMUP_FROM = 0.04  # the rate of the first step, as a share of the peak rate
 _AVERAGE_FROM = 0.25  # the average begins after this share of the steps
 _AUGMENTED_AT_ONCE = 4096  # articles; this bounds the memory of augmentation
-_H200_GROUPS = 840_000  # groups that an NVIDIA H200 trains on per second: 28,000 articles of AG News
+_H200_UNITS = 840_000  # units that an NVIDIA H200 trains on per second: 28,000 articles of AG News
 _PERMUTATION, _AUGMENTATION, _DROPOUT = range(3)  # the kinds of random draws
 
 
@@ -123,10 +123,12 @@ class TrainingRun:
         self._model = group.wrap(network)
         self._at_once = self._batch if self._cuda else ARTICLES_IN_CACHE
         self._optimizer = _optimizer(network, recipe, from_model)
-        self._shares = torch.tensor([own["share"] for own in self._optimizer.param_groups], device=self._device)
+        self._shares = torch.tensor(
+            [param_group["share"] for param_group in self._optimizer.param_groups], device=self._device
+        )
         self._rates = torch.zeros_like(self._shares)  # on the device, where a replayed graph reads them
-        for own, rate in zip(self._optimizer.param_groups, self._rates, strict=True):
-            own["lr"] = rate
+        for param_group, rate in zip(self._optimizer.param_groups, self._rates, strict=True):
+            param_group["lr"] = rate
         self._replayed = Replayed(self._train_on, eager) if self._cuda else None
         self._steps = 0
         self._losses = torch.zeros((), device=self._device)
@@ -177,7 +179,7 @@ class TrainingRun:
         for first in range(steps_done - steps_done % in_block, self._steps_per_epoch, in_block):
             rows = batches[first : first + in_block, self._group.share(self._batch)]
             self._draw(_AUGMENTATION, number, first, self._group.rank)
-            ids, targets, groups, stopped = self._block(rows, stop())
+            ids, targets, units, stopped = self._block(rows, stop())
             if stopped:
                 return False
             for step in range(max(first, steps_done), first + len(rows)):
@@ -185,32 +187,32 @@ class TrainingRun:
                     return False
                 self._draw(_DROPOUT, number, step, self._group.rank)
                 at = step - first
-                self._step(ids[at], targets[at], groups[at])
+                self._step(ids[at], targets[at], units[at])
                 tell(Step(number, step + 1, self._steps_per_epoch))
         return True
 
     def _block(self, rows: Tensor, stop: bool = False) -> tuple[Tensor, Tensor, list[int], bool]:
         """Augment the articles of some batches.
 
-        Returns the articles and their targets, [batches, articles, …], the number of groups of each batch, and whether
+        Returns the articles and their targets, [batches, articles, …], the number of units of each batch, and whether
         one of the processes is to stop. This is the only place of an epoch where the host waits for the device.
         """
         ids = augment(self._train.ids[rows.flatten()], self._alphabet, self.recipe)
-        groups = self.network.groups(ids).view(len(rows), -1).sum(1)
-        *counts, stopped = self._group.maximum(torch.cat([groups, groups.new_full((1,), stop)])).tolist()
+        units = self.network.units(ids).view(len(rows), -1).sum(1)
+        *counts, stopped = self._group.maximum(torch.cat([units, units.new_full((1,), stop)])).tolist()
         if self._cuda:
             counts = [rounded(count) for count in counts]
         return ids.view(*rows.shape, -1), self._train.targets[rows], counts, bool(stopped)
 
-    def _step(self, ids: Tensor, targets: Tensor, groups: int) -> None:
+    def _step(self, ids: Tensor, targets: Tensor, units: int) -> None:
         torch.mul(self._shares, self._rate(), out=self._rates)
         averaging = self._steps >= _AVERAGE_FROM * self._all_steps
-        (self._replayed or self._train_on)(ids, targets, groups, averaging)
+        (self._replayed or self._train_on)(ids, targets, units, averaging)
         self._steps += 1
 
-    def _train_on(self, ids: Tensor, targets: Tensor, groups: int, averaging: bool) -> None:
+    def _train_on(self, ids: Tensor, targets: Tensor, units: int, averaging: bool) -> None:
         """Do everything that a step does on the device."""
-        self._losses += self._gradients(ids, targets, groups)
+        self._losses += self._gradients(ids, targets, units)
         if len(self._train.ids) < FEW_ROWS:
             centre_gradients(self.network)
         torch.nn.utils.clip_grad_norm_(self.network.parameters(), self.recipe.clip)
@@ -223,16 +225,16 @@ class TrainingRun:
         """Return the learning rate of this step."""
         return self.recipe.learning_rate * _share_of_peak(self._steps / self._all_steps, self.recipe.warmup)
 
-    def _gradients(self, ids: Tensor, targets: Tensor, groups: int) -> Tensor:
+    def _gradients(self, ids: Tensor, targets: Tensor, units: int) -> Tensor:
         """Compute the gradients for this process's share of a batch; return this share's part of the loss."""
         self._optimizer.zero_grad()
         losses = torch.zeros((), device=self._device)
         for first in range(0, len(ids), self._at_once):
             part = slice(first, first + self._at_once)
             if len(ids) > self._at_once:
-                groups = int(self.network.groups(ids[part]).sum())
+                units = int(self.network.units(ids[part]).sum())
             with self._group.apart(self._model, part.stop < len(ids)):
-                logits = self._model(ids[part], groups)
+                logits = self._model(ids[part], units)
                 loss = self._objective.loss(logits, targets[part]) * (len(logits) / self._batch)
                 torch.autograd.backward(loss * self._group.size)  # gradients are averaged over the processes
             losses += loss.detach()
@@ -266,11 +268,11 @@ class TrainingRun:
         self.network.train()
         self._draw(_AUGMENTATION, 0)
         rows = torch.arange(self._batch, device=self._device)[self._group.share(self._batch)]
-        ids, targets, groups, _ = self._block(rows[None])
+        ids, targets, units, _ = self._block(rows[None])
         count = min(self._at_once, len(rows))
-        part = ids[0, :count], targets[0, :count], groups[0] if count == len(rows) else 0
+        part = ids[0, :count], targets[0, :count], units[0] if count == len(rows) else 0
         if count < len(rows):
-            part = *part[:2], int(self.network.groups(part[0]).sum())
+            part = *part[:2], int(self.network.units(part[0]).sum())
         trial = Replayed(self._gradients) if self._cuda else self._gradients
         for _ in range(EAGER_CALLS + 1 if self._cuda else 2):
             trial(*part)
@@ -282,7 +284,7 @@ class TrainingRun:
         self._optimizer.zero_grad()
         steps, fast = self._steps_per_epoch, None
         if self._device.type == "cpu":
-            fast = groups[0] * self._batch / len(rows) * steps / _H200_GROUPS
+            fast = units[0] * self._batch / len(rows) * steps / _H200_UNITS
         epochs = -(-(self._all_steps - self._steps) // steps)
         return Cost(name, steps * self._batch, epochs, seconds * steps, fast)
 
@@ -313,10 +315,12 @@ class TrainingRun:
             self.network.load_state_dict(checkpoint.tensors["weights"])
             self.average.load_state_dict(checkpoint.tensors["average"])
         for name, parameter in self.network.named_parameters():
-            own = self._optimizer.state[parameter] = {"step": torch.tensor(float(self._steps), device=self._device)}
+            adam_state = self._optimizer.state[parameter] = {
+                "step": torch.tensor(float(self._steps), device=self._device)
+            }
             for key, part in (("exp_avg", "first"), ("exp_avg_sq", "second")):
                 saved = None if checkpoint is None else checkpoint.tensors[part][name].to(self._device)
-                own[key] = torch.zeros_like(parameter) if saved is None else saved
+                adam_state[key] = torch.zeros_like(parameter) if saved is None else saved
         tensors = [p.detach() for p in (*self.network.parameters(), *self.average.parameters())]
         tensors += [state[key] for state in self._optimizer.state.values() for key in ("exp_avg", "exp_avg_sq")]
         self._group.copy_of_first(tensors)
@@ -341,7 +345,9 @@ def _optimizer(network: PackedCNN, recipe: Recipe, from_model: bool) -> torch.op
         decay = recipe.weight_decay / slower if parameter.ndim > 1 else 0.0
         share = slower * (recipe.init_rate if from_model and not name.startswith("fc3.") else 1.0)
         groups.setdefault((decay, share), []).append(parameter)
-    settings = [{"params": own, "weight_decay": decay, "share": share} for (decay, share), own in groups.items()]
+    settings = [
+        {"params": parameters, "weight_decay": decay, "share": share} for (decay, share), parameters in groups.items()
+    ]
     return torch.optim.AdamW(settings, fused=True)
 
 

@@ -54,10 +54,10 @@ class OneLabel:
         """
         negative = -logits.log_softmax(1)
         known, targets = targets != NO_TRUTH, targets.clamp(min=0)
-        own = weights[targets] * known
-        of_labels = own * negative.gather(1, targets[:, None])[:, 0]
+        row_weights = weights[targets] * known
+        of_labels = row_weights * negative.gather(1, targets[:, None])[:, 0]
         smoothed = of_labels.lerp(known * (negative @ weights) / len(weights), self.label_smoothing)
-        return smoothed.sum() / own.sum().clamp(min=_NO_ROWS)
+        return smoothed.sum() / row_weights.sum().clamp(min=_NO_ROWS)
 
     def of_known(self, logits: Tensor, targets: Tensor) -> Tensor:
         """Return the mean over the rows that have a label; the targets of other rows are NO_TRUTH."""
@@ -97,13 +97,13 @@ class SeveralColumns:
         import torch
 
         parts = zip(self.objectives, torch.split(logits, list(self.counts), 1), targets.unbind(1), strict=True)
-        return torch.stack([one.of_known(own, labels) for one, own, labels in parts]).sum()
+        return torch.stack([one.of_known(column_logits, labels) for one, column_logits, labels in parts]).sum()
 
     def right(self, logits: Tensor, targets: Tensor) -> Tensor:
         """Return whether all columns with a label have it as their most probable class, bool [N]."""
         import torch
 
-        best = torch.stack([own.argmax(1) for own in torch.split(logits, list(self.counts), 1)], 1)
+        best = torch.stack([column_logits.argmax(1) for column_logits in torch.split(logits, list(self.counts), 1)], 1)
         return ((best == targets) | (targets == NO_TRUTH)).all(1)
 
 

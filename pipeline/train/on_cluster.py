@@ -116,8 +116,8 @@ def _workers_of(client: Client, least: int) -> list[str]:
 def _run_part(examples: Examples, part: Part, neighbours: int, topic: str) -> Outcome | None:
     """Run a part as a worker's task. neighbours: the number of workers on its host."""
     worker, loopback = get_worker(), _is_loopback(part.meeting)
-    own = replace(part, threads=share_of_cores(neighbours))
-    process = _RUNNING[topic, part.rank] = Process(own, examples, loopback)
+    local_part = replace(part, threads=share_of_cores(neighbours))
+    process = _RUNNING[topic, part.rank] = Process(local_part, examples, loopback)
     try:
         return process.follow(lambda what: worker.log_event(topic, pickle.dumps(what)))
     finally:
@@ -127,8 +127,8 @@ def _run_part(examples: Examples, part: Part, neighbours: int, topic: str) -> Ou
 
 def _end_parts(topic: str, at_once: bool = True) -> None:
     """End this worker's parts of a run at once, or ask them to stop between two steps."""
-    for (of, _), process in list(_RUNNING.items()):
-        if of == topic:
+    for (of_run, _), process in list(_RUNNING.items()):
+        if of_run == topic:
             (process.kill if at_once else process.stop)()
 
 

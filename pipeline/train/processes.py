@@ -194,7 +194,7 @@ def outcome(
         The settings of the run.
 
     """
-    asked, last = False, 0
+    is_stopping, last = False, 0
 
     def pass_on() -> None:
         nonlocal last
@@ -207,8 +207,8 @@ def outcome(
     # Pass on reports until all parts have finished. If a part fails, give the others some time to report errors too.
     while not all(future.done() for future in futures):
         pass_on()
-        if stop() and not asked:
-            asked = True
+        if stop() and not is_stopping:
+            is_stopping = True
             ask_to_stop()
         if any(future.done() and error_of(future) for future in futures):
             waited = time.monotonic() + _OTHERS_SECONDS

@@ -285,9 +285,9 @@ def beginning(
     model = load_model(init)
     if not model.has_network:
         raise UsageError(f"{model.name} holds n-grams alone: there is no network to begin with")
-    asked = {"alphabet": alphabet, "length": length, "frame": frame}
+    requested = {"alphabet": alphabet, "length": length, "frame": frame}
     its = {"alphabet": model.alphabet.symbols, "length": model.length, "frame": model.frame}
-    for name, value in asked.items():
+    for name, value in requested.items():
         if value is not None and value != its[name]:
             told = f"{model.name} was trained with the {name} {its[name]!r}, not {value!r}"
             raise UsageError(f"{told}: leave the {name} to it, or begin without it")

@@ -86,14 +86,14 @@ def suspects(
     probable = scores if stacked is None else stacked
     # Choose the rows to list.
     label, count = probable.argmax(axis=1), len(data.classes)
-    own, best = probable[each, truth], probable[each, label]
-    usual = np.bincount(truth, own, count) / np.maximum(np.bincount(truth, minlength=count), 1)
+    truth_scores, best = probable[each, truth], probable[each, label]
+    usual = np.bincount(truth, truth_scores, count) / np.maximum(np.bincount(truth, minlength=count), 1)
     doubted = np.flatnonzero((label != truth) & ~(np.zeros(len(rows), np.bool_) if decided is None else decided[rows]))
-    found = doubted[np.argsort(own[doubted], kind="stable")][: int((best >= usual[label])[doubted].sum())]
+    found = doubted[np.argsort(truth_scores[doubted], kind="stable")][: int((best >= usual[label])[doubted].sum())]
     # Make the table.
     assert data.places is not None
     table = data.places.take(pa.array(rows[found]))
-    for name, numbers, probabilities in (("truth", truth, own), ("label", label, best)):
+    for name, numbers, probabilities in (("truth", truth, truth_scores), ("label", label, best)):
         table = table.append_column(name, pa.array([data.classes[i] for i in numbers[found]], pa.string()))
         of_name = "truth_score" if name == "truth" else "score"
         table = table.append_column(of_name, pa.array(probabilities[found].astype(np.float32)))
@@ -119,9 +119,9 @@ def _naive_bayes(data: LabelledArticles, fit: Rows, rows: Rows, grams: Bags) -> 
         judged = [rows]
     given = np.zeros((len(data.labels), len(data.classes)))
     for others in judged:
-        learned, asked = (np.searchsorted(both, some) for some in (np.setdiff1d(fit, others), others))
+        learned, judged_rows = (np.searchsorted(both, some) for some in (np.setdiff1d(fit, others), others))
         model = ComplementNB(alpha=_SMOOTHING).fit(words[learned], data.labels[both[learned]])
-        given[np.ix_(others, model.classes_)] = model.predict_log_proba(words[asked])
+        given[np.ix_(others, model.classes_)] = model.predict_log_proba(words[judged_rows])
     return given[rows]
 
 
@@ -136,14 +136,14 @@ def neighbours(data: LabelledArticles, fit: Rows, rows: Rows, grams: Bags) -> Do
     from sklearn.preprocessing import normalize
 
     both = np.union1d(fit, rows)
-    learned, asked = np.searchsorted(both, fit), np.searchsorted(both, rows)
+    learned, of_rows = np.searchsorted(both, fit), np.searchsorted(both, rows)
     words = TfidfTransformer(sublinear_tf=True).fit_transform(sp.csr_matrix(grams.words)).astype(np.float32)
     means = None if grams.pretrained is None else normalize(grams.pretrained.sums).astype(np.float32)
     texts, nearest = data.text.rows(both).numbered(), min(_NEIGHBOURS, len(fit))
     of_class = np.eye(len(data.classes))[data.labels[fit]]
     shares = np.zeros((len(rows), len(data.classes)))
     for first in range(0, len(rows), _BLOCK):
-        block = asked[first : first + _BLOCK]
+        block = of_rows[first : first + _BLOCK]
         alike = (words[block] @ words[learned].T).toarray()
         if means is not None:
             alike += means[block] @ means[learned].T

@@ -52,10 +52,10 @@ class OwnEncoder(nn.Module):
         longest = max(map(len, texts))
         ids, places = np.zeros((2, len(texts), longest), np.int64)
         mask = np.zeros((len(texts), longest), np.bool_)
-        for row, own in enumerate(texts):
-            ids[row, : len(own)] = own
-            places[row, : len(own)] = self.encoder.places_of(own, np.array([0, len(own)]))
-            mask[row, : len(own)] = True
+        for row, tokens in enumerate(texts):
+            ids[row, : len(tokens)] = tokens
+            places[row, : len(tokens)] = self.encoder.places_of(tokens, np.array([0, len(tokens)]))
+            mask[row, : len(tokens)] = True
         # Embed the tokens and their places.
         seen = torch.from_numpy(mask).to(device)
         x = self._of("embedding")[torch.from_numpy(ids).to(device)]

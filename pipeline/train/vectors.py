@@ -225,8 +225,8 @@ def _of_tokens(weights: Path, tokenizer: Path, wanted: Sequence[str]) -> dict[st
     # Choose the words: those of the texts, and the first tokens that are whole words or begin words.
     by_number = sorted((number, token) for token, number in splitter.get_vocab().items())
     begins = any(token[:1] in _SPACE_MARKS for _, token in by_number)
-    own = (token[1:] if begins else token for _, token in by_number if not begins or token[:1] in _SPACE_MARKS)
-    words = _with_own(wanted, own)
+    spelled = (token[1:] if begins else token for _, token in by_number if not begins or token[:1] in _SPACE_MARKS)
+    words = _with_own(wanted, spelled)
     # Split every spelling of each word into tokens. Put a space before it if only that makes it begin a word.
     space = "" if any(token[:1] == _SPACE_MARKS[0] for _, token in by_number) or not begins else " "
     ignores_case = splitter.normalizer is not None and splitter.normalizer.normalize_str("A") == "a"
@@ -295,14 +295,14 @@ def _of_fasttext(path: Path, wanted: Sequence[str]) -> dict[str, Vectors]:
 def _of_text(path: Path, wanted: Sequence[str]) -> dict[str, Vectors]:
     """Return vectors of a text file. Each line has a word and its numbers. The first line may hold their counts."""
     needed, by_word = set(wanted), dict[str, Vectors]()
-    width, own = 0, 0
+    width, own_count = 0, 0
     with open(path, encoding="utf-8", newline="\n") as file:
         for number, line in enumerate(file):
             word, _, numbers = line.rstrip().partition(" ")
             if number == 0 and numbers.isdecimal():
                 continue
-            key, is_own = word.lower(), own < _MOST_OWN and _WORD.fullmatch(word) is not None
-            own += is_own
+            key, is_own = word.lower(), own_count < _MOST_OWN and _WORD.fullmatch(word) is not None
+            own_count += is_own
             if key in by_word or not (is_own or key in needed):
                 continue
             vector = np.array(numbers.split(" "), np.float32)
@@ -313,11 +313,11 @@ def _of_text(path: Path, wanted: Sequence[str]) -> dict[str, Vectors]:
     return by_word
 
 
-def _with_own(wanted: Sequence[str], own: Iterable[str]) -> list[str]:
-    """Return the words of the texts (`wanted`), then those of the first _MOST_OWN words of the vectors (`own`) that the
+def _with_own(wanted: Sequence[str], words_of_vectors: Iterable[str]) -> list[str]:
+    """Return the words of the texts (`wanted`), then those of the first _MOST_OWN words of the vectors that the
     texts lack.
     """
-    first = (word.lower() for word in own if _WORD.fullmatch(word))
+    first = (word.lower() for word in words_of_vectors if _WORD.fullmatch(word))
     words = dict.fromkeys(wanted)
     for count, word in enumerate(first):
         if count >= _MOST_OWN:

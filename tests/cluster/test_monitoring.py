@@ -105,7 +105,7 @@ def test_the_page_shows_a_running_job_until_it_ends(
     # Quarantined rows are known once a range has ended. The second range goes on once the test has read the page, then
     # the rest.
     go, end = (f"os.path.exists({str(tmp_path / name)!r})" for name in ("go", "end"))
-    held = f"0.05 if arguments[0].part < 1 + {go} or {end} else 5"
+    held = f"0.05 if arguments[0].part_number < 1 + {go} or {end} else 5"
     (tmp_path / "slow.py").write_text(slowed("read", held))
     line = f'{{"text": "{"x" * 800}"}}\n'  # more than 64 KiB in all, so that both workers have some
     bad = f'{{"text": 3{" " * 801}}}\n'  # of equal length, because the page shows the share of bytes

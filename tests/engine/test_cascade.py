@@ -26,7 +26,7 @@ from broadsheet.pipeline.errors import ModelError, UsageError
 from broadsheet.pipeline.evaluation.evaluate import evaluate
 from broadsheet.pipeline.evaluation.fitting import calibrate, fitted_cascade, labels_of
 from broadsheet.pipeline.kernels.memory_plan import planned_bytes
-from broadsheet.pipeline.model.cascade import Cascade, asked, margins
+from broadsheet.pipeline.model.cascade import Cascade, margins, needs_network
 from broadsheet.pipeline.model.charcnn import Model
 from broadsheet.pipeline.model.loading import load_model
 from broadsheet.pipeline.model.ngrams import Kinds, scores
@@ -57,7 +57,7 @@ def rows_asked(model: Model, texts: Texts) -> np.ndarray:
     assert model.ngrams is not None
     assert model.cascade is not None
     logits = np.array(model.cascade.bias, np.float32) + scores(texts.data, texts.offsets, model.ngrams)
-    return asked(logits, model.cascade.margin, model.thresholds)
+    return needs_network(logits, model.cascade.margin, model.thresholds)
 
 
 def assert_from_two(found: Predictions, all_of: Predictions, none: Predictions, rows: np.ndarray) -> None:
@@ -171,7 +171,9 @@ def test_the_margin_keeps_what_was_asked_for() -> None:
         for agreement in (0.99, 0.999):
             found = fitted_cascade(whole[:rows], branch_of[:rows], truth[:rows], agreement)
             alone = branch_of[20_000:] + np.array(found.bias, np.float32)
-            kept = asked(alone, found.margin, None) | (labels_of(alone, None) == labels_of(whole[20_000:], None))
+            kept = needs_network(alone, found.margin, None) | (
+                labels_of(alone, None) == labels_of(whole[20_000:], None)
+            )
             assert kept.mean() > 1 - 2.5 * (1 - agreement), (rows, agreement)
             assert 0.02 < found.share < 0.8
             assert np.allclose(np.array(found.bias), [1, -1, 0, 2], atol=0.1)

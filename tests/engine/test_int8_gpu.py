@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from broadsheet.pipeline import load_model
 from broadsheet.pipeline.engine.base import Engine, Texts
 from broadsheet.pipeline.engine.open import open_engine, why_no_gpu
-from broadsheet.pipeline.kernels.memory_plan import CLOSING
+from broadsheet.pipeline.kernels.memory_plan import CLOSING_UNITS
 from broadsheet.pipeline.model import quantised, reference
 from broadsheet.pipeline.model.alphabet import encode
 from broadsheet.pipeline.model.charcnn import Model
@@ -58,7 +58,7 @@ def test_sums_and_bytes_are_those_of_the_specification(engine: Engine) -> None:
     of_cpu = quantised.blocks(weights, integers)[0][1](ids).values
     assert np.abs(values.astype(int) - of_cpu).max() <= 1
     assert (values != of_cpu).mean() < 0.01
-    reach = np.diff(first) - CLOSING
+    reach = np.diff(first) - CLOSING_UNITS
     for layer in convolutions:
         here = integers.convolutions[layer.name]
         sums = quantised.conv1d(values, here.weight, layer.product_pool)

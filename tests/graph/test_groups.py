@@ -282,9 +282,9 @@ def plan_of(folder: Path, chunk_rows: int, limit: int | None = None) -> Plan:
 
 
 def read(
-    part: Range, plan: Plan, skip: Callable[[str], bool] = lambda _: False
+    range_: Range, plan: Plan, skip: Callable[[str], bool] = lambda _: False
 ) -> tuple[list[Chunk | Skipped], RangeEnd]:
-    *chunks, end = read_range(part, plan.selection, plan.chunk_rows, skip)
+    *chunks, end = read_range(range_, plan.selection, plan.chunk_rows, skip)
     assert isinstance(end, RangeEnd)
     return [chunk for chunk in chunks if not isinstance(chunk, RangeEnd)], end
 
@@ -328,19 +328,19 @@ def test_a_group_is_read_as_its_files_are(
     for number, (kind, texts) in enumerate(given_files, 1):
         write(folder / f"{number:02d}.{kind.partition(' ')[0]}", kind, texts)
     plan = plan_of(folder, chunk_rows)
-    (part,) = plan.ranges
-    chunks, end = read(part, plan)
+    (range_,) = plan.ranges
+    chunks, end = read(range_, plan)
     assert [chunk.name for chunk in chunks] == [part_name(0, i) for i in range(end.chunks)]
     assert all(isinstance(chunk, Chunk) and chunk.rows_read == chunk_rows for chunk in chunks[:-1])
 
-    alone = [read(Range(1, (file,), part.first), plan) for file in part.files]
+    alone = [read(Range(1, (file,), range_.first), plan) for file in range_.files]
     assert rows_of(chunks) == [row for each, _ in alone for row in rows_of(each)]
     assert end.files == tuple(count for _, each in alone for count in each.files)
     assert end.problems == tuple(problem for _, each in alone for problem in each.problems)
     assert end.unread == tuple(unread for _, each in alone for unread in each.unread)
 
     wanted = data.draw(st.sets(st.sampled_from([chunk.name for chunk in chunks])))
-    some, same_end = read(part, plan, lambda name: name not in wanted)
+    some, same_end = read(range_, plan, lambda name: name not in wanted)
     assert same_end == end
     assert [chunk.name for chunk in some] == [chunk.name for chunk in chunks]
     for one, other in zip(some, chunks, strict=True):

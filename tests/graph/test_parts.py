@@ -21,7 +21,7 @@ from jobs import check_whole, committed, workers_that_run
 from reading import found, read_files, read_split
 
 from broadsheet.pipeline import classify, verify
-from broadsheet.pipeline.job.starts import Starts
+from broadsheet.pipeline.job.starts import ClientStarts
 from broadsheet.pipeline.model.charcnn import Model
 from broadsheet.pipeline.report.job import JobReport
 from broadsheet.pipeline.source.plan.plan import Range, RangeEnd, Start
@@ -37,13 +37,13 @@ from pathlib import Path
 from broadsheet.pipeline.job.worker import STATE
 folder = Path({folder!r})
 read_range = vars(STATE).setdefault("kept", STATE.read_range)
-def troubled(part, *a):
-    name = os.path.basename(part.files[0].path) if part.files else ""
-    for number, item in enumerate(read_range(part, *a)):
-        if name == "lost.jsonl" and part.part == 1 and number == 1 and (folder / "kill").exists():
+def troubled(range_, *a):
+    name = os.path.basename(range_.files[0].path) if range_.files else ""
+    for number, item in enumerate(read_range(range_, *a)):
+        if name == "lost.jsonl" and range_.part_number == 1 and number == 1 and (folder / "kill").exists():
             (folder / "kill").unlink()
             os.kill(os.getpid(), signal.SIGKILL)
-        if name == "poison.jsonl" and part.part == 1:
+        if name == "poison.jsonl" and range_.part_number == 1:
             os.kill(os.getpid(), signal.SIGKILL)
         yield item
 STATE.read_range = troubled
@@ -229,7 +229,7 @@ def end(number: int, rows: int, begin: int, after: int) -> RangeEnd:
 # The part begins at 100: one guess is before that, and one after it.
 @pytest.mark.parametrize("guess", [90, 110])
 def test_a_start_is_known_once_all_parts_before_have_been_read_from_where_they_begin(guess: int) -> None:
-    starts = Starts()
+    starts = ClientStarts()
     for number in range(4):
         starts.with_start(Range(5 + number, (), None, None, number, 4))
     assert starts.read(end(7, 30, 200, 300)) == {}
@@ -243,7 +243,7 @@ def test_a_start_is_known_once_all_parts_before_have_been_read_from_where_they_b
 @pytest.mark.parametrize("guess", [90, 110])
 def test_a_count_from_elsewhere_than_a_part_begins_is_known_for_wrong(guess: int) -> None:
     """The part is counted again, because the parts after it wait for its count."""
-    starts = Starts()
+    starts = ClientStarts()
     parts = [starts.with_start(Range(number, (), None, None, number, 3)) for number in range(3)]
     starts.read(end(1, 20, guess, 200))
     assert not starts.is_misread(parts[1])
@@ -255,7 +255,7 @@ def test_a_count_from_elsewhere_than_a_part_begins_is_known_for_wrong(guess: int
 
 
 def test_those_after_a_part_that_cannot_be_read_are_given_the_reason() -> None:
-    starts = Starts()
+    starts = ClientStarts()
     parts = [starts.with_start(Range(number, (), None, None, number, 3)) for number in range(3)]
     (told,) = starts.fail(parts[0], "gone").values()
     assert told == "its rows have no numbers: what is before it was not read (gone)"

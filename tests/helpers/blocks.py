@@ -131,8 +131,8 @@ def told(items: list[Chunk | Skipped | RangeEnd]) -> list[object]:
 def parts_of(plan: Plan) -> Iterator[Range]:
     """Yield the ranges of a file. Each one's start is known once the range before it has been read."""
     start = None
-    for part in plan.ranges:
-        numbered = Range(part.number, part.files, part.first, None, part.part, part.parts, start)
+    for range_ in plan.ranges:
+        numbered = Range(range_.number, range_.files, range_.first, None, range_.part_number, range_.parts, start)
         yield numbered
         *_, end = read_range(numbered, plan.selection, 5000, lambda _: False)
         assert isinstance(end, RangeEnd)

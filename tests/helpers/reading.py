@@ -59,8 +59,8 @@ def read_files(files: Sequence[InputFile], selection: Selection, chunk_rows: int
     """Read each range of the files from front to back."""
     plan = plan_files(files, selection, chunk_rows, limit, cut=False)
     result = Read(plan)
-    for part in plan.ranges:
-        for item in read_range(part, plan.selection, chunk_rows, lambda _: False):
+    for range_ in plan.ranges:
+        for item in read_range(range_, plan.selection, chunk_rows, lambda _: False):
             result.note(item)
     return result
 
@@ -76,16 +76,16 @@ def read_split(files: Sequence[InputFile], selection: Selection, chunk_rows: int
     for file in plan.files:
         parts = max(1, -(-file.stored // segment)) if file.can_be_cut else 1
         start = Start(0, 0)
-        for part in range(parts):
-            one = Range(number, (file,), plan.first, None, part, parts)
+        for part_number in range(parts):
+            one = Range(number, (file,), plan.first, None, part_number, parts)
             *chunks, end = read_range(one, plan.selection, chunk_rows, lambda _: False)
             assert isinstance(end, RangeEnd)
-            if part and end.begin not in (None, start.byte):
+            if part_number and end.begin not in (None, start.byte):
                 result.read_again += 1
                 *chunks, end = read_range(replace(one, start=start), plan.selection, chunk_rows, lambda _: False)
                 assert isinstance(end, RangeEnd)
                 assert end.begin == start.byte
-            elif part and end.begin is not None:
+            elif part_number and end.begin is not None:
                 chunks = [numbered(chunk, start.row) for chunk in chunks if isinstance(chunk, Chunk)]
             for item in (*chunks, end):
                 result.note(item)

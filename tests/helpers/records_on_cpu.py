@@ -48,7 +48,7 @@ void place(const uint8* block, int64 size, int span, int spans, const Dialect* d
 void lines(const uint8* block, const uint32* ends, int lines, uint32 most_crs, uint8 skipped, uint32* begins,
            uint32* sizes, uint8* is_record, int* skipped_lines) {
     for (threadIdx.x = 0; threadIdx.x < lines; threadIdx.x++)
-        find_lines(block, ends, lines, most_crs, (Skipped)skipped, begins, sizes, is_record, skipped_lines);
+        find_lines(block, ends, lines, most_crs, (SkippedLines)skipped, begins, sizes, is_record, skipped_lines);
 }
 void objects(const uint8* block, const uint32* begins, const uint32* sizes, int records, uint32 longest,
              const Keys* keys, const Values* values, uint8* is_odd, int* odd) {

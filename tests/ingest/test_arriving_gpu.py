@@ -104,8 +104,8 @@ def test_texts_on_the_gpu_are_those_of_the_host(readers: Readers, form: str, tmp
     kept = ("url",) if form == "wet.gz" else ("id", "text")
     for chunk_rows, reads in ((300, 0), (4000, 90)):
         plan = plan_files(found([path]), Selection(kept_columns=kept, reads=reads), chunk_rows)
-        for part in plan.ranges:
-            given = (part, plan.selection, chunk_rows, never)
+        for range_ in plan.ranges:
+            given = (range_, plan.selection, chunk_rows, never)
             came = [*readers.read_range(*given, [], room, partial(place_on_gpu, lambda slot: None))]
             assert told(came) == told([*read_range(*given)])
             assert all(isinstance(item.text, GpuTexts) for item in came if isinstance(item, Chunk) and item.text_bytes)

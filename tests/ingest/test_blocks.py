@@ -73,8 +73,8 @@ def test_blocks_hold_what_one_process_reads(readers: Readers, suffix: str, every
     for turn, chunk_rows in enumerate((97, 5000)):
         path = written(tmp_path / f"{turn}{suffix}", 3000, chance)
         plan = plan_files(found([path]), selection_of(suffix, (0, 90)[turn]), chunk_rows)
-        for part in parts_of(plan):
-            given = (part, plan.selection, chunk_rows, never)
+        for range_ in parts_of(plan):
+            given = (range_, plan.selection, chunk_rows, never)
             blocks = read_in_blocks(readers, partial(Noted, every, chance), *given, [])
             assert told([*blocks]) == told([*read_range(*given)])
     assert refused
@@ -87,8 +87,8 @@ def test_a_part_that_begins_at_a_guess_is_read_from_there(readers: Readers, suff
     chance = random.Random(7)
     path = written(tmp_path / f"a{suffix}", 3000, chance, others=0)
     plan = plan_files(found([path]), selection_of(suffix), 1000)
-    for part in plan.ranges[1:5]:
-        given = (part, plan.selection, 1000, never)
+    for range_ in plan.ranges[1:5]:
+        given = (range_, plan.selection, 1000, never)
         assert told([*read_in_blocks(readers, partial(OnHost, 0, chance), *given, [])]) == told([*read_range(*given)])
 
 
@@ -132,8 +132,8 @@ def test_the_record_with_which_a_part_ends_is_in_its_last_block(readers: Readers
     plan = plan_files(found([path]), SELECTION, 300)
     assert len(plan.ranges) > 4
     read_by = Counter[str]()
-    for part in parts_of(plan):
-        given = (part, plan.selection, 300, never)
+    for range_ in parts_of(plan):
+        given = (range_, plan.selection, 300, never)
         blocks = [*read_in_blocks(readers, partial(OnHost, 0, random.Random(1)), *given, [])]
         assert told(blocks) == told([*read_range(*given)])
         end = blocks[-1]
@@ -293,8 +293,8 @@ def test_what_is_said_of_lines_and_quotes_is_the_same(readers: Readers, every: i
     path.write_text("id,text,label\n" + row * 20_000)
     plan = plan_files(found([path]), SELECTION, 5000)
     notes = []
-    for part in parts_of(plan):
-        given = (part, plan.selection, 5000, never)
+    for range_ in parts_of(plan):
+        given = (range_, plan.selection, 5000, never)
         items = [*read_in_blocks(readers, partial(OnHost, every, random.Random(1)), *given, [])]
         assert told(items) == told([*read_range(*given)])
         assert isinstance(items[-1], RangeEnd)
@@ -319,8 +319,8 @@ def test_no_block_is_sent_of_a_file_that_a_gpu_cannot_read(
     path.write_bytes(b"id,text,label" + end + (b'1,"a\nb",a' + end) * 30_000)
     files = [replace(file, format=file.format.for_options(selection)) for file in found([path])]
     plan = plan_files(files, selection, 5000)
-    for part in parts_of(plan):
-        given = (part, plan.selection, 5000, never)
+    for range_ in parts_of(plan):
+        given = (range_, plan.selection, 5000, never)
         blocks = read_in_blocks(readers, partial(Unused, 0, random.Random(1)), *given, [])
         assert told([*blocks]) == told([*read_range(*given)])
 

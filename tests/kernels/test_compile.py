@@ -58,7 +58,7 @@ COLUMNS = (2, 4, 8, 16, 60, 256)
 WIDTHS = ((384, 12), (768, 12), (2048, 32))
 """The widths of encoders, and their numbers of heads."""
 
-GROUP = 9
+UNIT_ROWS = 9
 """The number of rows that a thread block of training computes."""
 
 
@@ -94,7 +94,7 @@ def kernels_for(architecture: str) -> list[tuple[Kernel, str]]:
                         found[kernel.file, kernel.expression, compiled_for] = kernel, compiled_for
     if architecture in FIRST_OF_A_GENERATION[1:]:
         for number in NUMBERS:
-            for kernel in vars(first_block(layer_table(70, 1014, 4)[0], GROUP, number)).values():
+            for kernel in vars(first_block(layer_table(70, 1014, 4)[0], UNIT_ROWS, number)).values():
                 found[kernel.file, kernel.expression, architecture] = kernel, architecture
     return list(found.values())
 

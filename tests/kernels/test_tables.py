@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from broadsheet.pipeline.kernels.catalog import largest_batch
 from broadsheet.pipeline.kernels.memory_plan import (
-    CLOSING,
+    CLOSING_UNITS,
     SLOTS,
     activation_bytes,
     capacity,
@@ -144,7 +144,7 @@ def test_rows_beyond_an_articles_units_are_the_same_for_every_article(length: in
         rows = x.values.reshape(len(ends), -1, 256)
         for article, end in enumerate(ends):
             read = rows[article, : 3 * most_units(model.layers)]  # the rows that block 2 reads; it may drop the last
-            beyond = read[3 * units[end] if layer.is_lookup else units[end] - CLOSING :]
+            beyond = read[3 * units[end] if layer.is_lookup else units[end] - CLOSING_UNITS :]
             assert np.allclose(beyond, rows[0, -1], atol=1e-6), (name, end)
         if layer.is_lookup:
             differ = np.abs(rows - rows[0]).max(axis=2) > 0
@@ -156,7 +156,7 @@ def test_rows_beyond_an_articles_units_are_the_same_for_every_article(length: in
 def test_an_article_takes_its_text_or_the_whole_frame() -> None:
     layers = layer_table(70, 1014, 4)
     for layer in layers[1:6]:  # below an article's last row, its taps read no more than the closing units
-        assert (layer.product_pool - 1 + layer.kernel - 1) // layer.product_pool <= CLOSING
+        assert (layer.product_pool - 1 + layer.kernel - 1) // layer.product_pool <= CLOSING_UNITS
     units = units_by_length(layers, "text")
     assert [units[end] for end in (0, 1, 9, 10, 235, 990, 991, 1014)] == [2, 3, 3, 4, 29, 112, 112, 112]
     assert (units_by_length(layers, "dense") == most_units(layers)).all()

@@ -28,7 +28,7 @@ from broadsheet.pipeline.job.worker import WorkerState
 from broadsheet.pipeline.model.charcnn import Model
 from broadsheet.pipeline.report.job import Progress
 from broadsheet.pipeline.report.tally import Reach
-from broadsheet.pipeline.source.inputs import Paths, identify, open_input, read_here
+from broadsheet.pipeline.source.inputs import Paths, identify, open_input, read_in_this_process
 from broadsheet.pipeline.source.plan.plan import Plan, RangeEnd, plan_files
 from broadsheet.pipeline.source.read.read import Skipped, read_range
 from broadsheet.pipeline.source.read.readers import ReaderLost, Readers
@@ -307,7 +307,7 @@ def test_a_single_compressed_file_is_told_by_the_bytes_read_of_it(tmp_path: Path
     given = identify(Paths([tmp_path]), 70, 1014, whole_hash=False, by_content=False)
     reach = Reach(0, {0: size})
     shares = []
-    for item in read_here(open_input(given, Selection(), 50_000)):
+    for item in read_in_this_process(open_input(given, Selection(), 50_000)):
         if isinstance(item, Chunk):
             reach.note(item.name, 50_000, item.stored)
             shares.append(reach.share)

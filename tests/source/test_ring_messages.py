@@ -236,8 +236,8 @@ def test_files_arrive_as_one_process_reads_them(
     ):
         for chunk_rows in (170, 4_000):
             plan = plan_of(path, chunk_rows, **more)
-            for part in plan.ranges:
-                given = (part, plan.selection, chunk_rows, lambda name: name.endswith("1"))
+            for range_ in plan.ranges:
+                given = (range_, plan.selection, chunk_rows, lambda name: name.endswith("1"))
                 came, here = [*readers.read_range(*given, [], room, place_texts)], [*read_range(*given)]
                 assert told(came) == told(here)
                 ours = [item.prepared for item in here if isinstance(item, Chunk)]
@@ -363,8 +363,8 @@ def test_slots_take_no_more_memory_than_what_passed_through_them(tmp_path: Path)
     try:
         for path, most in ((small, 64 << 10), (large, 2 * PIECE_BYTES + (64 << 10))):
             plan = plan_of(path, 100_000)
-            for part in plan.ranges:
-                list(readers.read_range(part, plan.selection, 100_000, never, [], room))
+            for range_ in plan.ranges:
+                list(readers.read_range(range_, plan.selection, 100_000, never, [], room))
             assert resident(readers) <= most
         assert resident(readers) >= PIECE_BYTES
     finally:

@@ -348,7 +348,7 @@ def test_the_packed_network_is_the_plain_one(frame: Frame, length: int) -> None:
         torch.nn.init.normal_(parameter, parameter.mean().item(), 0.05)
     plain = CharCNN(layers, frame, torch.float64).double()
     plain.load_state_dict(packed.state_dict())
-    found = packed(ids, int(packed.groups(ids).sum()) + 5)
+    found = packed(ids, int(packed.units(ids).sum()) + 5)
     expected = plain(ids)
     assert (found - expected).abs().max() < 1e-12
     for logits in (found, expected):

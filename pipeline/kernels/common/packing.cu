@@ -18,11 +18,11 @@ __device__ __forceinline__ int pooled(int rows, int pool, int most) { return min
 // most_units: the rows of the pooled outputs of blocks 1 and 2. whole: whether every article reaches the whole frame.
 // article_count: the number of articles, of which the host only knows the maximum. first [articles + 1] and counts (the
 // numbers of units and of articles): the output.
-template <int POOL_1, int POOL_2, int CLOSING_UNITS, int WARPS>
+template <int POOL_1, int POOL_2, int HOST_CLOSING_UNITS, int WARPS>
 __global__ void __launch_bounds__(WARPS* WARP)
     first_units(const int* text_end, const int* article_count, int most_rows, int most_units, bool whole, int* first,
                 int* counts) {
-    static_assert(CLOSING_UNITS == CLOSING, "the host plans as many");
+    static_assert(HOST_CLOSING_UNITS == CLOSING_UNITS, "the host plans as many");
     __shared__ int sums[WARPS];
     const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
     int before = 0;  // the units of all articles in earlier rounds
@@ -32,7 +32,7 @@ __global__ void __launch_bounds__(WARPS* WARP)
         int units = 0;
         if (article < articles) {
             const int rows = pooled(text_end[article], POOL_1, most_rows);
-            units = CLOSING + (whole ? most_units : pooled(rows, POOL_2, most_units));
+            units = CLOSING_UNITS + (whole ? most_units : pooled(rows, POOL_2, most_units));
         }
         int last = units;  // becomes the units of this warp's articles up to this one
 #pragma unroll
@@ -70,7 +70,7 @@ __global__ void __launch_bounds__(WARPS* WARP)
     for (int i = threadIdx.x % WARP; i < pitch / 16; i += WARP) to[i] = from[i];
 }
 
-// Set closing [units]: whether each unit is one of the last CLOSING units of its article. A warp has an article.
+// Set closing [units]: whether each unit is one of the last CLOSING_UNITS units of its article. A warp has an article.
 template <int WARPS>
 __global__ void __launch_bounds__(WARPS* WARP) closing_units(const int* first, const int* articles, uint8* closing) {
     const int article = blockIdx.x * WARPS + threadIdx.x / WARP;

@@ -120,8 +120,8 @@ __global__ void place_line_ends(const uint8* block, int64 size, int span, int sp
     });
 }
 
-// The lines that are not records.
-enum Skipped : uint8 { NO_LINES, EMPTY_LINES, BLANK_LINES };
+// The lines that are not records, numbered as in `SkippedLines` of kernels/record_ops.py.
+enum SkippedLines : uint8 { SKIP_NONE, SKIP_EMPTY, SKIP_BLANK };
 
 // Return whether a line has only bytes that are white space in JSON.
 __device__ __forceinline__ bool is_blank(const uint8* line, uint32 size) {
@@ -132,7 +132,7 @@ __device__ __forceinline__ bool is_blank(const uint8* line, uint32 size) {
 
 // most_crs: how many CRs before an LF belong to the line end. begins, sizes [lines]: each line without its end.
 // is_record [lines]: 0 for a line that is skipped. skipped_lines: is increased by the number of skipped lines.
-__global__ void find_lines(const uint8* block, const uint32* ends, int lines, uint32 most_crs, Skipped skipped,
+__global__ void find_lines(const uint8* block, const uint32* ends, int lines, uint32 most_crs, SkippedLines skipped,
                            uint32* begins, uint32* sizes, uint8* is_record, int* skipped_lines) {
     const int line = blockIdx.x * blockDim.x + threadIdx.x;
     if (line >= lines) return;
@@ -142,7 +142,7 @@ __global__ void find_lines(const uint8* block, const uint32* ends, int lines, ui
     begins[line] = begin;
     sizes[line] = end - begin;
     const bool is_skipped =
-        skipped == EMPTY_LINES ? end == begin : skipped == BLANK_LINES && is_blank(block + begin, end - begin);
+        skipped == SKIP_EMPTY ? end == begin : skipped == SKIP_BLANK && is_blank(block + begin, end - begin);
     is_record[line] = !is_skipped;
     if (is_skipped) add_to(skipped_lines, 1);
 }

@@ -1,12 +1,12 @@
 // Computes block 1 of a training step and its gradients: sums of table rows, layer norm over an article, ReLU and max
 // pool.
 //
-// Layout. Rows are packed as in pipeline/train/packed.py: ROWS rows of an article are a group. A thread block computes
-//   one group, and a thread one of its CHANNELS channels. The mean and deviation of the norm are over all rows of the
-//   article. So there are two kernels for each direction, and PyTorch joins the groups of an article between them. The
-//   first kernel writes the sums, 9 KB for each group, and the others read them. All other values of a group stay in
+// Layout. Rows are packed as in pipeline/train/packed.py: ROWS rows of an article are a unit. A thread block computes
+//   one unit, and a thread one of its CHANNELS channels. The mean and deviation of the norm are over all rows of the
+//   article. So there are two kernels for each direction, and PyTorch joins the units of an article between them. The
+//   first kernel writes the sums, 9 KB for each unit, and the others read them. All other values of a unit stay in
 //   registers.
-// Why. Groups are small enough for registers, and articles of any length are a whole number of groups.
+// Why. Units are small enough for registers, and articles of any length are a whole number of units.
 //
 // Test: tests/train/test_train.py, tests/train/test_parallel_training.py. Time: python -m benchmarks.training.
 #include "common/reduce.cuh"
@@ -21,8 +21,8 @@ __device__ __forceinline__ void write(float* at, float value) { *at = value; }
 __device__ __forceinline__ float read(const BFloat* at) { return __uint_as_float((uint32)at->bits << 16); }
 __device__ __forceinline__ void write(BFloat* at, float value) { at->bits = (uint16)pack<BFloat>(value, 0); }
 
-// windows [groups, ROWS, TAPS]: a row of the table for each tap. table [.., CHANNELS]. sums [groups, ROWS, CHANNELS].
-// statistics [groups]: the mean of the group's sums, and the sum of their squared differences from it.
+// windows [units, ROWS, TAPS]: a row of the table for each tap. table [.., CHANNELS]. sums [units, ROWS, CHANNELS].
+// statistics [units]: the mean of the unit's sums, and the sum of their squared differences from it.
 template <int TAPS, int ROWS, int CHANNELS>
 __global__ void __launch_bounds__(CHANNELS)
     sum_rows(const int64* windows, const float* table, float* sums, float2* statistics) {
@@ -49,19 +49,19 @@ __global__ void __launch_bounds__(CHANNELS)
     if (channel == 0) statistics[blockIdx.x] = make_float2(mean, squares);
 }
 
-// norms [groups]: the mean and 1 / deviation of the group's article. number [groups]: the number of the group in its
-// article. of_text [groups]: the number of rows that the text reaches. gamma, beta [rows of an article, CHANNELS].
-// pooled and chosen [groups, ROWS / POOL, CHANNELS]: the largest value of a pool, or 0, and the row of the pool that
+// norms [units]: the mean and 1 / deviation of the unit's article. number [units]: the number of the unit in its
+// article. of_text [units]: the number of rows that the text reaches. gamma, beta [rows of an article, CHANNELS].
+// pooled and chosen [units, ROWS / POOL, CHANNELS]: the largest value of a pool, or 0, and the row of the pool that
 // has it, or NONE.
 template <typename Number, int ROWS, int POOL, int CHANNELS>
 __global__ void __launch_bounds__(CHANNELS)
     normalise_and_pool(const float* sums, const float2* norms, const int* number, const int* of_text,
                        const float* gamma, const float* beta, Number* pooled, uint8* chosen) {
-    const int group = blockIdx.x, channel = threadIdx.x, reached = of_text[group];
-    const int64 parameter = (int64)number[group] * ROWS * CHANNELS + channel;
-    const int64 out = (int64)group * (ROWS / POOL) * CHANNELS + channel;
-    const float2 norm = norms[group];
-    sums += (int64)group * ROWS * CHANNELS + channel;
+    const int unit = blockIdx.x, channel = threadIdx.x, reached = of_text[unit];
+    const int64 parameter = (int64)number[unit] * ROWS * CHANNELS + channel;
+    const int64 out = (int64)unit * (ROWS / POOL) * CHANNELS + channel;
+    const float2 norm = norms[unit];
+    sums += (int64)unit * ROWS * CHANNELS + channel;
 #pragma unroll
     for (int pool = 0; pool < ROWS / POOL; pool++) {
         float best = 0;
@@ -83,7 +83,7 @@ __global__ void __launch_bounds__(CHANNELS)
 }
 
 // upstream: the gradient of `pooled`. The kernel adds to gamma_gradient and beta_gradient [rows of an article,
-// CHANNELS]. totals [groups]: the sum of the gradients of the normalised values, and the sum of their products with
+// CHANNELS]. totals [units]: the sum of the gradients of the normalised values, and the sum of their products with
 // these values.
 template <typename Number, int ROWS, int POOL, int CHANNELS>
 __global__ void __launch_bounds__(CHANNELS)
@@ -91,11 +91,11 @@ __global__ void __launch_bounds__(CHANNELS)
                         const int* number, const float* gamma, float* gamma_gradient, float* beta_gradient,
                         float2* totals) {
     __shared__ float scratch[CHANNELS / WARP];
-    const int group = blockIdx.x, channel = threadIdx.x;
-    const int64 parameter = (int64)number[group] * ROWS * CHANNELS + channel;
-    const int64 out = (int64)group * (ROWS / POOL) * CHANNELS + channel;
-    const float2 norm = norms[group];
-    sums += (int64)group * ROWS * CHANNELS + channel;
+    const int unit = blockIdx.x, channel = threadIdx.x;
+    const int64 parameter = (int64)number[unit] * ROWS * CHANNELS + channel;
+    const int64 out = (int64)unit * (ROWS / POOL) * CHANNELS + channel;
+    const float2 norm = norms[unit];
+    sums += (int64)unit * ROWS * CHANNELS + channel;
     float total = 0, product = 0;
 #pragma unroll
     for (int pool = 0; pool < ROWS / POOL; pool++) {
@@ -112,21 +112,21 @@ __global__ void __launch_bounds__(CHANNELS)
     }
     total = block_sum<CHANNELS / WARP>(total, scratch);
     product = block_sum<CHANNELS / WARP>(product, scratch);
-    if (channel == 0) totals[group] = make_float2(total, product);
+    if (channel == 0) totals[unit] = make_float2(total, product);
 }
 
-// means [groups]: the averages of `totals` over all values of the group's article. gradient [groups, ROWS, CHANNELS]:
+// means [units]: the averages of `totals` over all values of the unit's article. gradient [units, ROWS, CHANNELS]:
 // the gradient of the sums.
 template <typename Number, int ROWS, int POOL, int CHANNELS>
 __global__ void __launch_bounds__(CHANNELS)
     sum_gradients(const Number* upstream, const uint8* chosen, const float* sums, const float2* norms,
                   const int* number, const float* gamma, const float2* means, Number* gradient) {
-    const int group = blockIdx.x, channel = threadIdx.x;
-    const int64 parameter = (int64)number[group] * ROWS * CHANNELS + channel;
-    const int64 out = (int64)group * (ROWS / POOL) * CHANNELS + channel;
-    const float2 norm = norms[group], mean = means[group];
-    sums += (int64)group * ROWS * CHANNELS + channel;
-    gradient += (int64)group * ROWS * CHANNELS + channel;
+    const int unit = blockIdx.x, channel = threadIdx.x;
+    const int64 parameter = (int64)number[unit] * ROWS * CHANNELS + channel;
+    const int64 out = (int64)unit * (ROWS / POOL) * CHANNELS + channel;
+    const float2 norm = norms[unit], mean = means[unit];
+    sums += (int64)unit * ROWS * CHANNELS + channel;
+    gradient += (int64)unit * ROWS * CHANNELS + channel;
 #pragma unroll
     for (int pool = 0; pool < ROWS / POOL; pool++) {
         const uint8 which = chosen[out + pool * CHANNELS];

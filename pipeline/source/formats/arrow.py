@@ -388,7 +388,7 @@ def _tables(file: InputFile, first: int, columns: tuple[str, ...]) -> Iterator[p
                     raise ValueError(f"it holds {len(batch):,} rows, its message has {index.batches[number].rows:,}")
                 table = projected(batch, columns)
                 values = ((name, table.column(name).chunk(0)) for name in table.column_names)
-                yield pa.table({name: _checked(of, file.format.limits) for name, of in values})
+                yield pa.table({name: _checked(array, file.format.limits) for name, array in values})
     except (OSError, ValueError, KeyError, pa.ArrowException) as error:
         raise SourceError(f"{file.path}: record batch {number} cannot be read: {error}") from error
 

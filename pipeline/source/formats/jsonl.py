@@ -90,13 +90,13 @@ class Jsonl(RecordFormat):
         are found. If no line is an object, return these columns: each row has its own keys.
         """
         # Read first lines until all columns that the job uses are found.
-        asked = {*(selection.text or ("text",)), *selection.columns}
+        wanted_columns = {*(selection.text or ("text",)), *selection.columns}
         last_line = _LINES_WITH_KEYS - 1
         first_enough = last_line if selection.keep_all and not selection.kept_types else 0
         for head in self.heads(file):
             keys: dict[str, None] = {}
             within: dict[str, pa.DataType] = {}
-            lines, absent = 0, asked
+            lines, absent = 0, wanted_columns
             for lines, line in enumerate(_lines(head)):
                 if not lines and _is_array(line):
                     raise SourceError(
@@ -111,7 +111,7 @@ class Jsonl(RecordFormat):
                 values = _object_on(line)
                 keys |= dict.fromkeys(filter(is_unicode, values))
                 within |= dict.fromkeys(filter(is_unicode, keys_within(values)), pa.string())
-                absent = asked - keys.keys() - within.keys()
+                absent = wanted_columns - keys.keys() - within.keys()
                 if lines >= first_enough and not absent:
                     break
                 if lines == last_line and not any(_occurs(name, head) for name in absent):
@@ -340,7 +340,7 @@ def _parse_at_once(records: Records, odd: NDArray[np.bool_], types: _Types, sele
     # Note the rows of keys that are not copied.
     numbers, columns = np.flatnonzero(~odd), zip(others.column_names, others.columns, strict=True)
     rows = {name: numbers[column.is_valid().to_numpy()] for name, column in columns}
-    return _Parsed(table, odd, commonest_rows([{name: own for name, own in rows.items() if len(own)}]))
+    return _Parsed(table, odd, commonest_rows([{name: found for name, found in rows.items() if len(found)}]))
 
 
 def _strings(table: pa.Table, name: str) -> pa.ChunkedArray:

@@ -114,13 +114,13 @@ class Items:
         if self.first is None:  # without a row, nothing can lack a column
             schema = dict.fromkeys((*schema, *selection.columns), pa.string())
         elif isinstance(self.first, Mapping):
-            asked = {*(selection.text or ("text",)), *selection.columns}
-            if self.rows is None and (selection.keep_all or not self.first.keys() >= asked):
+            wanted_columns = {*(selection.text or ("text",)), *selection.columns}
+            if self.rows is None and (selection.keep_all or not self.first.keys() >= wanted_columns):
                 self._drawn += itertools.islice(self._items, _LOOKED_AT_FOR_KEYS)
             schema = {}
             for item in self._dicts():
                 schema |= dict.fromkeys(filter(is_unicode, item), pa.string())
-                if not schema.keys() >= asked:
+                if not schema.keys() >= wanted_columns:
                     within |= dict.fromkeys(filter(is_unicode, keys_within(item)), pa.string())
             for names in (schema, within):
                 for name in schema if selection.keep_all and names is schema else names.keys() & selection.kept_columns:

@@ -252,8 +252,12 @@ def examine(file: InputFile, selection: Selection, first: tuple[str, Schema] | N
     remark = difference(file, schema, first, selection) if first else None
     of_path = _of_path(file, schema, selection)
     kept_of_folders = {*selection.kept_columns} & in_folders(file).keys()
-    own = sorted(kept_of_folders & ({*schema.every} - {*first[1].every})) if first else []
-    notes = [f"{', '.join(map(repr, own))} is copied from its column, not from its folder's name"] if own else []
+    from_columns = sorted(kept_of_folders & ({*schema.every} - {*first[1].every})) if first else []
+    notes = (
+        [f"{', '.join(map(repr, from_columns))} is copied from its column, not from its folder's name"]
+        if from_columns
+        else []
+    )
     if gone := [name for name in selection.kept_columns if name in schema.absent and name not in dict(of_path)]:
         notes.append(f"none of its first rows has {', '.join(map(repr, gone))}, which is null in rows without it")
     class_names = tuple(

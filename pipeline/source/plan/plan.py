@@ -73,7 +73,7 @@ class Range:
         if no file is readable.
     rows : int or None
         The largest number of rows to read. No file is opened after that.
-    part, parts : int
+    part_number, parts : int
         If one file is cut into `parts` parts of the same size, the number of this one.
     start : Start or None
         Where the first record of the part is, if that is known already.
@@ -88,7 +88,7 @@ class Range:
     files: tuple[InputFile, ...] = ()
     first: tuple[str, Schema] | None = None
     rows: int | None = None
-    part: int = 0
+    part_number: int = 0
     parts: int = 1
     start: Start | None = None
     chunk: int = 0
@@ -108,7 +108,7 @@ class Range:
     def bounds(self) -> tuple[int, int]:
         """The bytes of its file between which its records begin."""
         size = self.files[0].stored if self.files else 0
-        return size * self.part // self.parts, size * (self.part + 1) // self.parts
+        return size * self.part_number // self.parts, size * (self.part_number + 1) // self.parts
 
     @property
     def is_numbered(self) -> bool:
@@ -118,7 +118,7 @@ class Range:
     @property
     def is_last(self) -> bool:
         """Whether no other range follows in its file."""
-        return self.part + 1 == self.parts
+        return self.part_number + 1 == self.parts
 
 
 @dataclass(frozen=True)
@@ -169,7 +169,7 @@ def part_name(number: int, chunk: int) -> str:
 
 
 def range_name(number: int) -> str:
-    return f"group-{number:06d}"
+    return f"group-{number:06d}"  # this prefix is in the names of files, so it stays "group"
 
 
 def range_bytes(chunk_rows: int) -> int:
@@ -267,9 +267,9 @@ class Plan:
         at = 0
         for count, parts in zip(self.sizes, self.parts, strict=True):
             files = self.files[at : at + count]
-            for part in range(parts):
+            for part_number in range(parts):
                 number = self.first_range + len(ranges)
-                ranges.append(Range(number, files, self.first, self.limit, part, parts))
+                ranges.append(Range(number, files, self.first, self.limit, part_number, parts))
             at += count
         return tuple(ranges)
 
@@ -400,8 +400,8 @@ def changed_chunks(plan: Plan) -> list[tuple[str, str]]:
     """
     changed = changed_files(plan.files)
     return [
-        (f"part-{part.number:06d}-*", file.path + changed[file.location])
-        for part in plan.ranges
-        for file in part.files
+        (f"part-{range_.number:06d}-*", file.path + changed[file.location])
+        for range_ in plan.ranges
+        for file in range_.files
         if file.location in changed
     ]

@@ -130,7 +130,7 @@ def parsed(pieces: Sequence[Piece], selection: Selection, spans: list[Span] | No
         return table.set_column(table.column_names.index("row"), "row", pa.array(numbers + firsts[which]))
 
     def placed_rows(rows: RowsByName) -> RowsByName:
-        return {name: own + firsts[np.searchsorted(ends, own, "right")] for name, own in rows.items()}
+        return {name: numbers + firsts[np.searchsorted(ends, numbers, "right")] for name, numbers in rows.items()}
 
     return replace(
         chunk,

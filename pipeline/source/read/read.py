@@ -81,7 +81,7 @@ class OpenedFile:
     ----------
     file : InputFile
         The file.
-    part : Range
+    range_ : Range
         The range.
     selection : Selection
         The columns that the job uses.
@@ -98,10 +98,10 @@ class OpenedFile:
     """
 
     def __init__(
-        self, file: InputFile, part: Range, selection: Selection, chunk_rows: int, spans: list[Span] | None
+        self, file: InputFile, range_: Range, selection: Selection, chunk_rows: int, spans: list[Span] | None
     ) -> None:
         # The problems and notes are complete once the file is read.
-        self.file, self._part, self._chunk_rows, self._spans = file, part, chunk_rows, spans
+        self.file, self._range, self._chunk_rows, self._spans = file, range_, chunk_rows, spans
         self.pieces: Iterator[Piece] = iter(())
         self.problems: list[str] = []
         self.notes: list[str] = []
@@ -112,7 +112,7 @@ class OpenedFile:
         self._selection = selection
         # Resolve the columns in this file. A file that cannot be opened is a problem, and has no pieces.
         try:
-            examined = examine_like(held(file) if part.parts == 1 else identified(file), selection, part.first)
+            examined = examine_like(held(file) if range_.parts == 1 else identified(file), selection, range_.first)
         except InputChanged:
             raise
         except EmptyFile:
@@ -125,8 +125,8 @@ class OpenedFile:
         self._selection = replace(selection, of_path=examined.of_path, class_names=examined.class_names)
         self.problems += [examined.remark] if examined.remark else []
         self.notes += examined.notes
-        if part.parts > 1 and self.file.format.seeks is Seek.RECORDS and not self.file.front_to_back:
-            self.extent = Extent(None if part.is_last else part.bounds[1])
+        if range_.parts > 1 and self.file.format.seeks is Seek.RECORDS and not self.file.front_to_back:
+            self.extent = Extent(None if range_.is_last else range_.bounds[1])
         self._schema = examined.schema
 
     def begin(self) -> OpenedFile:
@@ -144,18 +144,18 @@ class OpenedFile:
             return self._stream.stored
         with suppress(ValueError):  # the stream is closed
             if self._stream is not None and not (self.file.front_to_back or isinstance(self.file, Held)):
-                return self._stream.tell() - self._part.bounds[0]
+                return self._stream.tell() - self._range.bounds[0]
         return 0
 
     def _rows(self, schema: Schema) -> Iterator[Piece]:
         """Yield the pieces of a file that is not one of records, or of a part of such a file."""
-        file, form, part = self.file, self.file.format, self._part
+        file, form, range_ = self.file, self.file.format, self._range
         plan = form.plan(file, schema, self._selection, self._chunk_rows)
         self.problems += plan.problems
-        begin, stop = part.bounds
-        fragments = [f for f in plan.fragments if part.parts == 1 or begin <= f.at < stop]
+        begin, stop = range_.bounds
+        fragments = [f for f in plan.fragments if range_.parts == 1 or begin <= f.at < stop]
         firsts = [fragment.first_row for fragment in fragments]
-        is_large = len(part.files) == 1 and part.rows is None and file.stored > range_bytes(self._chunk_rows)
+        is_large = len(range_.files) == 1 and range_.rows is None and file.stored > range_bytes(self._chunk_rows)
         begins = _begin_chunks(fragments, self._chunk_rows, form.limits.chunk_bytes) if is_large and fragments else None
         if form.seeks is Seek.NOTHING:
             chunks = form.stream(file, self._selection, self._chunk_rows)
@@ -173,7 +173,7 @@ class OpenedFile:
         """Yield the pieces of a file of records or of a part of one. The row numbers start at that of the first record,
         or at 0 if it is not known. start: the byte of the file at which its first record begins.
         """
-        file, part, extent = self.file, self._part, self.extent or Extent()
+        file, range_, extent = self.file, self._range, self.extent or Extent()
         first_record = self._first_record(form, start, extent)
         if first_record is None:
             return
@@ -183,7 +183,7 @@ class OpenedFile:
             self._stream = stream
             counting = form.counting(None if extent.stop is None else extent.stop - start)
             source = Counted(stream, counting) if counting else stream
-            if form.guesses and len(part.files) == 1 and part.rows is None:
+            if form.guesses and len(range_.files) == 1 and range_.rows is None:
                 for block in form.parsed(source, start, extent, file.path, self._selection, self._spans):
                     if block.chunk.rows_read:
                         yield ParsedRows(file, row, numbered(block.chunk, row), block)
@@ -223,7 +223,7 @@ class OpenedFile:
     @property
     def start_row(self) -> int:
         """The number of the first row; 0 for a part of a file whose start is not known."""
-        return self._part.start.row if self._part.start else 0
+        return self._range.start.row if self._range.start else 0
 
     @property
     def selection(self) -> Selection:
@@ -244,13 +244,13 @@ class OpenedFile:
             The extent in which the place is noted.
 
         """
-        file, part = self.file, self._part
-        if not part.part:
+        file, range_ = self.file, self._range
+        if not range_.part_number:
             return Start(0, start)
         if file.front_to_back:  # its first bytes show that it is compressed, so the first part is the whole file
             return None
-        row, begin = part.start or (0, form.first_record(file, part.bounds[0]))
-        extent.begin = part.start.byte if part.start else None
+        row, begin = range_.start or (0, form.first_record(file, range_.bounds[0]))
+        extent.begin = range_.start.byte if range_.start else None
         if begin is None:
             return None
         if extent.stop is not None and begin >= extent.stop:
@@ -321,7 +321,7 @@ class Skipped(NamedTuple):
 
 
 def read_range(
-    part: Range,
+    range_: Range,
     selection: Selection,
     chunk_rows: int,
     skip: Callable[[str], bool],
@@ -331,7 +331,7 @@ def read_range(
 
     Parameters
     ----------
-    part : Range
+    range_ : Range
         The range. If it is a part of a file of records and its `start` is not known, its first record is a guess, and
         its rows are numbered from 0.
     selection : Selection
@@ -358,8 +358,8 @@ def read_range(
         If a file that is cut into parts cannot be read to the end of this part.
 
     """
-    files = _opened(part, selection, chunk_rows, spans)
-    yield from chunks_of(files, part, selection, chunk_rows, skip, spans, PARSING.in_order)
+    files = _opened(range_, selection, chunk_rows, spans)
+    yield from chunks_of(files, range_, selection, chunk_rows, skip, spans, PARSING.in_order)
 
 
 _Result = TypeVar("_Result")
@@ -369,7 +369,7 @@ InOrder = Callable[[Iterable[Callable[[], _Result]]], Iterator[_Result]]
 
 def chunks_of(
     files: Generator[FileOfPieces, None, None],
-    part: Range,
+    range_: Range,
     selection: Selection,
     chunk_rows: int,
     skip: Callable[[str], bool],
@@ -382,17 +382,17 @@ def chunks_of(
     ----------
     files : generator of FileOfPieces
         The files of the range, in order. The generator is closed at the end.
-    part, selection, chunk_rows, skip, spans
+    range_, selection, chunk_rows, skip, spans
         See `read_range`.
     in_order : callable
         Makes the calls that parse pieces.
 
     """
-    reading = _Reading(files, part, selection, chunk_rows, skip, spans)
+    reading = _Reading(files, range_, selection, chunk_rows, skip, spans)
     for _, pieces in groupby(in_order(reading.calls()), lambda piece: piece.name):
         yield _closed(list(pieces))
-    if not (reading.chunks or part.number):  # the output needs a part, and so a schema, even if no row can be read
-        name = part_name(part.number, 0)
+    if not (reading.chunks or range_.number):  # the output needs a part, and so a schema, even if no row can be read
+        name = part_name(range_.number, 0)
         reading.chunks = 1
         yield Skipped(name) if skip(name) else replace(empty_chunk(selection), name=name)
     yield reading.end
@@ -421,7 +421,7 @@ class _Reading:
     ----------
     files
         See `chunks_of`.
-    part, selection, chunk_rows, skip, spans
+    range, selection, chunk_rows, skip, spans
         See `read_range`.
     problems, notes, unread
         See `RangeEnd`.
@@ -439,7 +439,7 @@ class _Reading:
     """
 
     files: Generator[FileOfPieces, None, None]
-    part: Range
+    range: Range
     selection: Selection
     chunk_rows: int
     skip: Callable[[str], bool]
@@ -454,21 +454,21 @@ class _Reading:
     held: int = 0
 
     def __post_init__(self) -> None:
-        self.rows = [0] * len(self.part.files)
+        self.rows = [0] * len(self.range.files)
 
     @property
     def end(self) -> RangeEnd:
-        part = self.part
-        rows = tuple((file.path, count) for file, count in zip(part.files, self.rows, strict=True))
+        range_ = self.range
+        rows = tuple((file.path, count) for file, count in zip(range_.files, self.rows, strict=True))
         problems, unread, notes = tuple(self.problems), tuple(self.unread), tuple(self.notes)
         begin, after = self.extent.bounds if self.extent else (None, None)
-        return RangeEnd(part.number, rows, self.chunks, problems, unread, begin, after, notes=notes)
+        return RangeEnd(range_.number, rows, self.chunks, problems, unread, begin, after, notes=notes)
 
     def calls(self) -> Iterator[Callable[[], Chunk | Skipped]]:
         """Yield the calls that parse the input. Each call parses pieces that fit together, and returns a part of a
         chunk with the chunk's name.
         """
-        max_bytes = min((file.format.limits.chunk_bytes for file in self.part.files), default=0)
+        max_bytes = min((file.format.limits.chunk_bytes for file in self.range.files), default=0)
         cutting = Cutting(self.chunk_rows, max_bytes)
         waiting: list[Piece] = []
         size = 0  # the bytes of the pieces in `waiting`
@@ -481,7 +481,7 @@ class _Reading:
                     waiting, size = [], 0
                 if new:
                     self.chunks += 1
-                    skipped = self.skip(part_name(self.part.number, self.chunks - 1))
+                    skipped = self.skip(part_name(self.range.number, self.chunks - 1))
                 waiting.append(piece.slice(first, last))
                 size += waiting[-1].size
         if waiting:
@@ -502,7 +502,7 @@ class _Reading:
         return cutting.cut_unsized(len(piece), bound, lambda: np.minimum(sizes(), most_held))
 
     def _call(self, pieces: list[Piece], skipped: bool) -> Callable[[], Chunk | Skipped]:
-        name, stored = part_name(self.part.number, self.chunks - 1), self.stored
+        name, stored = part_name(self.range.number, self.chunks - 1), self.stored
         if skipped:
             return lambda: Skipped(name)
         sources = tuple(RowRange(piece.file.path, piece.row, len(piece)) for piece in pieces)
@@ -512,11 +512,11 @@ class _Reading:
         """Yield the pieces of all files, up to the limit of rows. Note the problems of files and the files that were
         not read.
         """
-        left = self.part.rows
+        left = self.range.rows
         with closing(self.files) as files:
             for number, opened in enumerate(files):
                 # Yield the pieces of the file, up to the limit of rows.
-                path, before = opened.file.path, sum(file.stored for file in self.part.files[:number])
+                path, before = opened.file.path, sum(file.stored for file in self.range.files[:number])
                 self.extent = opened.extent
                 try:
                     for piece in opened.pieces:
@@ -536,40 +536,42 @@ class _Reading:
                 # Note what is known of the file at its end.
                 self.problems += [(path, problem) for problem in opened.problems]
                 self.notes += [(path, note) for note in opened.notes]
-                if opened.problems and not self.rows[number] and not self.part.part:
+                if opened.problems and not self.rows[number] and not self.range.part_number:
                     self.unread.append((path, rows_of(opened.file)))
                 if left == 0:
                     return
 
 
 def _opened(
-    part: Range, selection: Selection, chunk_rows: int, spans: list[Span] | None
+    range_: Range, selection: Selection, chunk_rows: int, spans: list[Span] | None
 ) -> Generator[FileOfPieces, None, None]:
     """Yield the files of a range in order, and open several ahead. With a limit of rows, open one at a time."""
 
     def open_one(file: InputFile) -> OpenedFile:
-        return OpenedFile(file, part, selection, chunk_rows, spans).begin()
+        return OpenedFile(file, range_, selection, chunk_rows, spans).begin()
 
-    if part.rows is not None or len(part.files) == 1:
-        yield from map(open_one, part.files)
+    if range_.rows is not None or len(range_.files) == 1:
+        yield from map(open_one, range_.files)
         return
-    with threads(max(1, min(_OPENED_AHEAD, len(part.files)))) as pool:
-        yield from in_order(pool, (partial(open_one, file) for file in part.files), lambda: _OPENED_AHEAD)
+    with threads(max(1, min(_OPENED_AHEAD, len(range_.files)))) as pool:
+        yield from in_order(pool, (partial(open_one, file) for file in range_.files), lambda: _OPENED_AHEAD)
 
 
-def count_range(part: Range, selection: Selection) -> RangeEnd:
+def count_range(range_: Range, selection: Selection) -> RangeEnd:
     """Count the records of a part of a file without parsing them. Raises SourceError."""
-    (file,) = part.files
-    extent, rows = Extent(None if part.is_last else part.bounds[1]), 0
-    examined = examine_like(identified(file), selection, part.first)
+    (file,) = range_.files
+    extent, rows = Extent(None if range_.is_last else range_.bounds[1]), 0
+    examined = examine_like(identified(file), selection, range_.first)
     form = examined.file.format
     if isinstance(form, RecordFormat):
         begin: int | None = examined.schema.start
-        if part.part:
-            begin = extent.begin = part.start.byte if part.start else form.first_record(examined.file, part.bounds[0])
+        if range_.part_number:
+            begin = extent.begin = (
+                range_.start.byte if range_.start else form.first_record(examined.file, range_.bounds[0])
+            )
         if begin is not None:
             with open_at(examined.file, begin, extent.stop) as source:
                 blocks = read_records(source, form.split, begin, extent, form.limits)
                 rows = sum(len(records) for records in blocks)
     first, after = extent.bounds
-    return RangeEnd(part.number, ((file.path, rows),), 0, begin=first, after=after)
+    return RangeEnd(range_.number, ((file.path, rows),), 0, begin=first, after=after)

@@ -37,7 +37,7 @@ from .readers import (  # noqa: E402
     Item,
     Question,
     RawEnd,
-    Request,
+    ReadRequest,
     Size,
     bytes_of,
 )
@@ -56,7 +56,7 @@ class _Reading:
     def answer(self) -> None:
         """Answer the next request. Raises Closed."""
         spans: list[Span] = []
-        request: Request = self._next()
+        request: ReadRequest = self._next()
         try:
             if request.is_raw:
                 for one in self._raw(request, spans):
@@ -65,11 +65,11 @@ class _Reading:
                 return
             # One item is sent while the next one is read.
             for item in ahead([partial(self._items, request, spans)], 1, 1):
-                own, apart = drain(spans), None
+                item_spans, apart = drain(spans), None
                 if isinstance(item, Chunk):
                     self._send(Size(bytes_of(item)))
                     apart = item.text if request.are_texts_apart and item.text_bytes else None
-                self._send(Item(item, [*own, *drain(STORE_WAITS)]), apart)
+                self._send(Item(item, [*item_spans, *drain(STORE_WAITS)]), apart)
                 del item, apart  # freed before the next item is read
         except Closed:
             raise
@@ -79,17 +79,17 @@ class _Reading:
             told = "".join(traceback.format_exception(error, limit=-8))
             self._send(Failure(RuntimeError(f"{type(error).__name__}: {error}\n{told}"), spans))
 
-    def _items(self, request: Request, spans: list[Span]) -> Iterator[Chunk | Skipped | RangeEnd]:
-        part, selection = request.part, request.selection
+    def _items(self, request: ReadRequest, spans: list[Span]) -> Iterator[Chunk | Skipped | RangeEnd]:
+        range_, selection = request.range, request.selection
         if request.chunk_rows:
-            yield from read_range(part, selection, request.chunk_rows, self._is_skipped, spans)
+            yield from read_range(range_, selection, request.chunk_rows, self._is_skipped, spans)
         else:
-            yield count_range(part, selection)
+            yield count_range(range_, selection)
 
-    def _raw(self, request: Request, spans: list[Span]) -> Iterator[FileBegun | RawBlock | HostRows | FileDone]:
+    def _raw(self, request: ReadRequest, spans: list[Span]) -> Iterator[FileBegun | RawBlock | HostRows | FileDone]:
         """Yield the messages about the files of a range, and about the blocks of each file."""
-        for file in request.part.files:
-            opened = OpenedFile(file, request.part, request.selection, request.chunk_rows, spans)
+        for file in request.range.files:
+            opened = OpenedFile(file, request.range, request.selection, request.chunk_rows, spans)
             yield FileBegun(opened.file.format, opened.selection, opened.start_row, opened.extent)
             error = None
             try:

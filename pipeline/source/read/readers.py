@@ -91,12 +91,12 @@ class ReaderLost(BroadsheetError):
 
 
 @dataclass(frozen=True)
-class Request:
+class ReadRequest:
     """A request to read a range.
 
     Attributes
     ----------
-    part : Range
+    range : Range
         The range.
     selection : Selection
         The columns that the job uses.
@@ -109,7 +109,7 @@ class Request:
 
     """
 
-    part: Range
+    range: Range
     selection: Selection
     chunk_rows: int = 0
     is_raw: bool = False
@@ -118,7 +118,7 @@ class Request:
     @property
     def files(self) -> str:
         """The names of what is read, for messages."""
-        return first_of([file.path for file in self.part.files], 1) or self.part.name
+        return first_of([file.path for file in self.range.files], 1) or self.range.name
 
 
 @dataclass(frozen=True)
@@ -249,7 +249,7 @@ class Readers:
 
     def read_range(
         self,
-        part: Range,
+        range_: Range,
         selection: Selection,
         chunk_rows: int,
         skip: Callable[[str], bool],
@@ -261,7 +261,7 @@ class Readers:
 
         Parameters
         ----------
-        part, selection, chunk_rows, skip, spans
+        range_, selection, chunk_rows, skip, spans
             See `broadsheet.pipeline.source.read.read.read_range`.
         reserve : callable
             Called with the number of bytes before a chunk is received. It returns True as soon as there is room for the
@@ -276,16 +276,16 @@ class Readers:
             If the process ends before its answer does.
 
         """
-        request = Request(part, selection, chunk_rows, are_texts_apart=place_texts is not None)
+        request = ReadRequest(range_, selection, chunk_rows, are_texts_apart=place_texts is not None)
         return started(self._answers(request, skip, reserve, spans, place_texts or OnHost))
 
-    def read_raw(self, part: Range, selection: Selection, spans: list[Span]) -> Generator[Any, Reply | None, None]:
+    def read_raw(self, range_: Range, selection: Selection, spans: list[Span]) -> Generator[Any, Reply | None, None]:
         """Have a process fill the slots of the ring with the records of a range. This waits for a process before it
         returns.
 
         Parameters
         ----------
-        part, selection, spans
+        range_, selection, spans
             See `broadsheet.pipeline.source.read.read.read_range`.
 
         Yields
@@ -300,13 +300,15 @@ class Readers:
             If the process ends before its answer does.
 
         """
-        return started(self._raw_messages(part, selection, spans))
+        return started(self._raw_messages(range_, selection, spans))
 
-    def _raw_messages(self, part: Range, selection: Selection, spans: list[Span]) -> Generator[Any, Reply | None, None]:
+    def _raw_messages(
+        self, range_: Range, selection: Selection, spans: list[Span]
+    ) -> Generator[Any, Reply | None, None]:
         """Yield None as soon as there is a process, then what `read_raw` yields."""
         with self._process() as reader:
             yield None
-            reader.ask(Request(part, selection, is_raw=True))
+            reader.ask(ReadRequest(range_, selection, is_raw=True))
             while isinstance(message := reader.next(), Item | Failure):
                 if isinstance(message, Failure):
                     raise message.error
@@ -316,9 +318,9 @@ class Readers:
                     reader.tell(reply)
                     reply = yield None
 
-    def count_range(self, part: Range, selection: Selection) -> RangeEnd:
+    def count_range(self, range_: Range, selection: Selection) -> RangeEnd:
         """Count the records of a range in a process. Raises the errors of `read_range`."""
-        request = Request(part, selection)
+        request = ReadRequest(range_, selection)
         with closing(started(self._answers(request, lambda _: False, lambda _: True, []))) as answers:
             end: RangeEnd = next(answers)
             return end
@@ -338,7 +340,7 @@ class Readers:
 
     def _answers(
         self,
-        request: Request,
+        request: ReadRequest,
         skip: Callable[[str], bool],
         reserve: Callable[[int], bool],
         spans: list[Span],
@@ -348,7 +350,7 @@ class Readers:
 
         Parameters
         ----------
-        request : Request
+        request : ReadRequest
             The request.
         skip, reserve, spans, place_texts
             See `read_range`.
@@ -447,7 +449,7 @@ class _Reader(Child):
 
     Attributes
     ----------
-    asked : Request or None
+    asked : ReadRequest or None
         The request whose answer has not been received to its end.
 
     """
@@ -457,9 +459,9 @@ class _Reader(Child):
         super().__init__(_MODULE, *arguments, descriptors=[ring.descriptor])
         self.number = number
         self._ring = ring
-        self.asked: Request | None = None
+        self.asked: ReadRequest | None = None
 
-    def ask(self, request: Request) -> None:
+    def ask(self, request: ReadRequest) -> None:
         """Send a request. `next` returns its answer."""
         self.asked = request
         with suppress(Closed):  # `next` raises the error

@@ -396,9 +396,9 @@ class Chunk:
             piece = pieces.to_numpy()
             places = starts[piece] + rows - np.array([first for _, first, _ in sources], np.int64)[piece]
         digest = hashlib.sha256(places.astype(np.int64).tobytes())
-        for of in (self, *(replace(self, text=texts) for texts in self.prepared.values())):
-            digest.update(np.diff(of.offsets).tobytes())
-            digest.update(of.data[of.offsets[0] : of.offsets[-1]].data)
+        for chunk in (self, *(replace(self, text=texts) for texts in self.prepared.values())):
+            digest.update(np.diff(chunk.offsets).tobytes())
+            digest.update(chunk.data[chunk.offsets[0] : chunk.offsets[-1]].data)
         return digest.digest()
 
     @property
