@@ -142,7 +142,7 @@ class DeviceEncoder:
     def _upload_vocabulary(self, tokens: WordPiece) -> None:
         tables = vocabulary_tables(tokens)
         self._tables = [cp.asarray(np.append(table.view(np.uint8), np.uint8(0))) for table in tables]  # none is empty
-        self._most_tokens, self._splits = most_tokens(tables), may_split(tokens)
+        self._tokens_of_a_byte, self._splits = most_tokens(tables), may_split(tokens)
         self._vocabulary = vocabulary_record(tokens, tables, [table.data.ptr for table in self._tables])
 
     def _upload_turns(self) -> None:
@@ -235,30 +235,32 @@ class DeviceEncoder:
 
     def tokens(self, data: Any, offsets: Integers) -> DeviceTokens:
         """Start to make tokens of texts on the GPU, on CuPy's current stream."""
-        most_tokens, texts = self.encoder.settings.most_tokens, len(offsets) - 1
-        rooms = np.concatenate([[0], np.cumsum(np.minimum(most_tokens, 2 + self._most_tokens * np.diff(offsets)))[:-1]])
-        size = int(rooms[-1]) + most_tokens
-        ids, counts, is_cut = cp.empty(size, np.int32), cp.empty(texts, np.int32), cp.zeros(texts, np.uint8)
-        on_device, rooms_there = cp.asarray(offsets), cp.asarray(rooms)
+        most_tokens, rules, texts = self.encoder.settings.most_tokens, self.encoder.settings.rules, len(offsets) - 1
+        assert rules is not None
+        # Allocate the tokens, with room for as many as each text can have.
+        sizes = np.diff(offsets)
+        rooms = np.concatenate([[0], np.cumsum(np.minimum(most_tokens, 2 + self._tokens_of_a_byte * sizes))[:-1]])
+        ids, rooms_there = cp.empty(int(rooms[-1]) + most_tokens, np.int32), cp.asarray(rooms)
+        counts, is_cut = cp.empty(texts, np.int32), cp.zeros(texts, np.uint8)
+        # Copy the texts to the GPU, and divide long ones into parts.
         text = cp.asarray(data) if len(data) else cp.zeros(1, np.uint8)
-        # Divide long texts into parts, and count the tokens before each part.
-        parts = text_parts(np.diff(offsets), most_tokens, self._splits)
-        all_parts, there = len(parts.texts), [cp.asarray(array) for array in parts]
-        record = parts_record([array.data.ptr for array in there], all_parts)
-        of_parts = text, on_device, record
-        assert self.encoder.settings.rules is not None
-        longest = self.encoder.settings.rules.longest
-        before = cp.zeros(all_parts, np.int64)
-        if all_parts > texts:
-            kernel, of_part = catalog.count_tokens_kernel(longest), cp.empty(all_parts, np.int32)
-            blocks = -(-all_parts // kernel.threads)
-            self._ops.launch(kernel, (blocks,), (*of_parts, self._vocabulary, np.int32(most_tokens), of_part))
-            before[1:] = cp.cumsum(of_part[:-1], dtype=np.int64)
+        parts = text_parts(sizes, most_tokens, self._splits)
+        part_count, part_arrays = len(parts.texts), [cp.asarray(array) for array in parts]
+        inputs = text, cp.asarray(offsets), parts_record([array.data.ptr for array in part_arrays], part_count)
+        # Count the tokens before each part.
+        before = cp.zeros(part_count, np.int64)
+        if part_count > texts:
+            kernel, counted = catalog.count_tokens_kernel(rules.longest), cp.empty(part_count, np.int32)
+            blocks = -(-part_count // kernel.threads)
+            self._ops.launch(kernel, (blocks,), (*inputs, self._vocabulary, np.int32(most_tokens), counted))
+            before[1:] = cp.cumsum(counted[:-1], dtype=np.int64)
         # Make the tokens.
-        kernel = catalog.wordpiece_kernel(longest)
-        of_texts = np.int32(most_tokens), np.int32(self._most_tokens), rooms_there, ids, counts, is_cut
-        blocks = -(-all_parts // kernel.threads)
-        self._ops.launch(kernel, (blocks,), (*of_parts, before, self._vocabulary, *of_texts))
+        kernel = catalog.wordpiece_kernel(rules.longest)
+        limits = np.int32(most_tokens), np.int32(self._tokens_of_a_byte)
+        blocks = -(-part_count // kernel.threads)
+        outputs = rooms_there, ids, counts, is_cut
+        self._ops.launch(kernel, (blocks,), (*inputs, before, self._vocabulary, *limits, *outputs))
+        # Copy the numbers of tokens back, which the host needs to plan batches.
         on_host = empty_pinned(texts, np.int32)
         counts.get(out=on_host, blocking=False)
         counts_ready = cp.cuda.Event(disable_timing=True)
