@@ -348,7 +348,7 @@ def verify(
         whole = "whole, as far as its input was read" if totals.problems else "whole"
         say(f"{name}: {whole}. {counted(totals.chunks, 'chunk')}; {counted(totals.rows_read, 'row')} {balance(totals)}")
         for line in missing:
-            say(f"Of the input, {line}")
+            say(f"Input: {line}")
 
 
 def _write_card(name: str, card: Path) -> None:

@@ -230,8 +230,8 @@ def test_what_is_not_read_is_said(
     code, printed = broadsheet_here("verify", tmp_path / "out")
     assert code == 0
     assert "out: whole, as far as its input was read. " in printed
-    assert f"Of the input, {unread}" in printed
-    assert f"Of the input, {report.not_read[2]}" in printed  # the file that was read with a problem
+    assert f"Input: {unread}" in printed
+    assert f"Input: {report.not_read[2]}" in printed  # the file that was read with a problem
     assert json.loads(broadsheet_here("verify", tmp_path / "out", "--json")[1])["unread"] == [
         [f"{tmp_path}/in/3.parquet", 250],
         [f"{tmp_path}/in/4.parquet", None],
