@@ -112,7 +112,10 @@ TOKEN_SEGMENT = 128
 """The bytes of a part of a text, as SEGMENT in common/wordpiece.cu."""
 
 _SPLIT_BYTES = 4 * TOKEN_SEGMENT
-_BYTES_OF_A_TOKEN = 8  # more than most texts have
+"""The bytes from which a text is split into parts."""
+
+_BYTES_OF_A_TOKEN = 8
+"""More bytes than a token has on average in most texts."""
 
 
 class TextParts(NamedTuple):
@@ -134,7 +137,7 @@ class TextParts(NamedTuple):
 def text_parts(sizes: NDArray[np.int64], limit: int, splits: bool) -> TextParts:
     """Return the parts of texts. A short text is one part.
 
-    The last part of a long text has all bytes after those that most likely become the tokens which the model reads.
+    A long text is split as far as the model most likely reads it. The rest of the text belongs to the last part.
 
     Parameters
     ----------
@@ -161,7 +164,10 @@ def parts_record(addresses: Sequence[int], parts: int) -> NDArray[np.void]:
 
 
 def may_split(tokens: WordPiece) -> bool:
-    """Return whether texts may be split at white space and before characters that are words: in no special token."""
+    """Return whether texts may be split at white space, and before characters that are words by themselves.
+
+    This is so if no special token could be split there: if all of them are printable ASCII without spaces.
+    """
     return all(name.isascii() and name.isprintable() and " " not in name for name in tokens.rules.special)
 
 

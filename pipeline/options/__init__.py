@@ -384,7 +384,7 @@ class Options(TABLE.made("Options")):  # type: ignore[misc]
         from ..source.open.opening import digest_of
         from ..source.rows.label_map import digest_of_label_map
 
-        # Record options as they are, and replace those of which another form is recorded.
+        # Record the options; some of them are recorded in another form.
         several = tuple(model.is_multi_label for model in models.every)
         recorded = {name: getattr(self, name) for name in Settings.__struct_fields__ if name in TABLE}
         given = None if self.preparation is None else os.fspath(self.preparation)

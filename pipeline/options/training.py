@@ -45,14 +45,14 @@ class TrainKeywords(ReadKeywords, total=False):
     """Options of `train`."""
 
     recipe: Annotated[Any, _python("A `Recipe`: epochs, learning rate, augmentation and so on.",
-        more="Default: the recipe of the shipped model, or of fewer than 5,000 rows one with smaller batches, a lower "
+        more="Default: the recipe of the shipped model; with fewer than 5,000 rows, one with smaller batches, a lower "
         "rate and less noise.")]
     settings: Annotated[Iterable[str], _python('In place of `recipe`: settings of the default, such as "epochs=10".',
         ())]
     soft_labels: Annotated[Any, _python("`SoftLabels`: probabilities of the classes, by teachers or in columns, to "
         "learn beside or in place of labels.")]
     client: Annotated[Any, _python(
-        "Of a Dask cluster (`cluster.connect`), on whose workers to train, a process on each.",
+        "A client of a Dask cluster (`cluster.connect`) on whose workers to train, with a process on each.",
         more="They need PyTorch, and the folder of `checkpoint` has to be one that they share.")]
     checkpoint: Annotated[os.PathLike[str] | None, _python("File for the state of the run.",
         more="It is also written where the run is interrupted, and never overwrites that of another run.")]
