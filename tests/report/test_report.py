@@ -34,7 +34,9 @@ from broadsheet.pipeline.report.page import save_looked
 from broadsheet.pipeline.report.results import Results
 from broadsheet.pipeline.report.tally import Reach, Tally
 from broadsheet.pipeline.report.terminal import TerminalProgress, print_report
+from broadsheet.pipeline.report.timeline import Timeline
 from broadsheet.pipeline.source.rows.chunk import Selection
+from broadsheet.pipeline.telemetry.spans import Clock, Place, Span
 
 OTHER_SCRIPTS = [
     "Сборная России победила в финале чемпионата мира по хоккею",
@@ -88,8 +90,6 @@ def test_text_that_the_model_cannot_judge_is_counted_and_said(
         print_report(report, PlainConsole())
     said = shown.getvalue()
     assert " ".join(said.split()).endswith(LINE)
-    assert "seconds from start" not in said  # a very short job has no breakdown and no verdict
-    assert "bound by" not in said
     assert "GPU" not in said
     assert LINE.replace("'", "&#39;").replace("<b>", "&lt;b&gt;") in page.read_text()
 
@@ -116,6 +116,29 @@ def test_a_script_without_the_main_guard_is_told_once(tmp_path: Path) -> None:
         f'{script}: put what starts workers under `if __name__ == "__main__":`, since each worker process imports the '
         "script (or leave out workers=)"
     ]
+
+
+# A job that is over at once, a job whose start takes most of the time, and a job whose chunks take most of it. The
+# times are written in a timeline, so the speed of this machine does not matter.
+@pytest.mark.parametrize(
+    ("seconds", "work", "has_verdict", "has_table"),
+    [(2.9, 2.0, False, False), (11.0, 2.0, True, False), (11.0, 10.0, True, True)],
+)
+def test_a_job_says_where_its_time_went_once_that_is_worth_reading(
+    seconds: float, work: float, has_verdict: bool, has_table: bool
+) -> None:
+    place = Place("node-a:1", "cuda:0", 100.1, 100.2, 100.3, Clock(0.0, 0.001))
+    timeline = Timeline(began=100.0, ended=100.0 + seconds)
+    steps = [Span(lane, 100.5, work, place.where, lane, place.device) for lane in ("read", "compute", "write")]
+    timeline.add("part-0", 10, steps, place)
+    job = JobFacts("a model", ("a",), None, "cuda", "fp16", 10)
+    results = Results(pa.schema([]), None, "", [], Selection(("text",)))
+    report = JobReport(job, Tally(classes=job.classes), RunFacts(timeline=timeline), results)
+    shown = io.StringIO()
+    with redirect_stdout(shown):
+        print_report(report, PlainConsole())
+    assert ("bound by the " in shown.getvalue()) == has_verdict
+    assert ("seconds from start" in shown.getvalue()) == has_table
 
 
 def test_the_link_of_the_dashboard_is_printed_once_and_only_by_a_job_that_goes_on() -> None:
