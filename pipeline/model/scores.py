@@ -194,7 +194,7 @@ class Levels(Struct, frozen=True, omit_defaults=True):
         fits: whether levels fit the model, which must have no network and no thresholds.
         """
         if not fits:
-            raise ModelError(f"{model}: a model of numbers has n-grams alone, and no thresholds")
+            raise ModelError(f"{model}: a model of numbers has neither a network of characters nor thresholds")
         values = self.low, self.step, self.spread
         if not (np.isfinite(values).all() and self.step > 0 and self.spread > 0):
             raise ModelError(f"{model}: levels from {self.low:g} in steps of {self.step:g}, spread {self.spread:g}")
