@@ -127,7 +127,6 @@ first=$(yes "Stocks fell on Monday." | broadsheet classify - -o - | head -1 || t
 
 step "From Python: a frame with nulls keeps its rows and its index; a classifier that you hold"
 run 0 python - << 'PYTHON'
-import broadsheet
 import pandas as pd
 import broadsheet
 
@@ -145,7 +144,6 @@ with broadsheet.load("ag-news") as classifier:
     assert classifier("The home team won the cup final.").label == labelled.loc[5, "label"] == "Sports"
     assert classifier.predict(["Stocks fell on Monday as oil prices rose."]) == [labelled.loc[7, "label"]]
 assert broadsheet.dry_run("news.jsonl").rows == 40
-assert broadsheet.classify is broadsheet.classify
 print(labelled)
 PYTHON
 
