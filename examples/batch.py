@@ -1,4 +1,4 @@
-"""A job from a script: articles of new files in, labels out, a summary as JSON on stdout, progress on stderr.
+"""Run a job from a script: label the articles of new files. The summary goes to stdout as JSON, progress to stderr.
 
 python examples/batch.py examples/articles.csv labels
 """
@@ -12,7 +12,7 @@ from broadsheet.pipeline.errors import BroadsheetError
 
 
 def main(source: str, output: str) -> int:
-    """Classify on this machine's cores; the exit code is the command's (docs/output.md)."""
+    """Classify on this machine's cores. Returns the exit code that the command has (docs/output.md)."""
     try:
         with connect("local") as client:
             report = broadsheet.classify(source, output, text_column=["title", "text"], client=client, update=True)

@@ -4,9 +4,9 @@
 #   examples/batch.sh 'news/*.parquet' labels
 #
 # The summary goes to stdout as one line of JSON, progress and errors to stderr. Exit codes are the command's:
-#   0 done; quarantined rows are in the summary, not an error    3 a file or chunk was set aside: the rest is done
+#   0 done; the summary counts quarantined rows                  3 a part of the input has no labels; the rest is done
 #   1 interrupted, or the disk, network or cluster failed        4 stopped early by SIGUSR1
-#   2 the command as given cannot be: another run will not help
+#   2 wrong usage: another run will not help
 set -uo pipefail
 input=${1:?give the input: a file, folder, glob or URL}
 output=${2:?give the output folder}

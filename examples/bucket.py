@@ -1,4 +1,4 @@
-"""Labels into a bucket, from articles in one: S3, Google Cloud Storage or Azure, or a server of your own.
+"""Label articles in a bucket into the same bucket: in S3, Google Cloud Storage, Azure, or a store of your own.
 
 AWS_ACCESS_KEY_ID=… AWS_SECRET_ACCESS_KEY=… python examples/bucket.py s3://bucket/folder http://localhost:9000
 """
@@ -15,7 +15,10 @@ ARTICLES = Path(__file__).with_name("articles.csv")
 
 
 def main(url: str, endpoint: str | None = None) -> int:
-    """Put articles there, label them as of two days, and check the labels. endpoint: of a compatible store."""
+    """Put a file of articles below the URL on each of two days, label it, and check all labels at the end.
+
+    endpoint: the address of a compatible store, such as MinIO. Returns the exit code of the second day's job.
+    """
     days = from_url(
         f"{url}/articles/", client_options={"allow_http": True}, **({"endpoint": endpoint} if endpoint else {})
     )

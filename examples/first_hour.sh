@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The first hour with Broadsheet: from files as they are to labels where one wants them.
+# The first hour with Broadsheet: from files as they are to labels where you want them.
 #
 #   examples/first_hour.sh [FOLDER]      # a new folder to work in; by default one that is removed at the end
 #
@@ -17,7 +17,7 @@ steps=0
 step() { steps=$((steps + 1)); printf '%2d  %s\n' "$steps" "$*"; }
 fail() { echo "first_hour: step $steps: $*" >&2; [ ! -f said.txt ] || cat said.txt >&2; exit 1; }
 says() { grep -qF -e "$1" said.txt || fail "it does not say: $1"; }
-# run CODE COMMAND…: what it says is in said.txt; its exit code must be CODE
+# run CODE COMMAND…: runs the command, whose exit code must be CODE, and writes its output to said.txt
 run() {
   local expected=$1 code=0
   shift
@@ -93,7 +93,7 @@ found = duckdb.sql("select r.id, l.label from rows r join 'labels/**/*.parquet' 
 assert found == list(zip(joined["id"], joined["label"]))
 PYTHON
 
-step "Only the rows one wants, as JSON Lines in a folder for each label; the bad line is in quarantine"
+step "Only the rows that you want, as JSON Lines in a folder for each label; the bad line is in quarantine"
 run 0 broadsheet classify news.jsonl -o chosen --keep id --format jsonl --partition-by label \
   --where 'label == "Sports" and score >= 0.5' --json
 python - << 'PYTHON'
@@ -125,9 +125,8 @@ grep -q 'stdin",5,.*not JSON' labels.csv || fail "the bad line has no reason"
 first=$(yes "Stocks fell on Monday." | broadsheet classify - -o - | head -1 || true)  # head closes the pipe
 [[ $first == '{"file":"stdin","row":0,'* ]] || fail "head -1 gets no label"
 
-step "From Python: a frame with nulls keeps its rows and its index; a classifier that one holds"
+step "From Python: a frame with nulls keeps its rows and its index; a classifier that you hold"
 run 0 python - << 'PYTHON'
-import broadsheet
 import pandas as pd
 import broadsheet
 
@@ -145,7 +144,6 @@ with broadsheet.load("ag-news") as classifier:
     assert classifier("The home team won the cup final.").label == labelled.loc[5, "label"] == "Sports"
     assert classifier.predict(["Stocks fell on Monday as oil prices rose."]) == [labelled.loc[7, "label"]]
 assert broadsheet.dry_run("news.jsonl").rows == 40
-assert broadsheet.classify is broadsheet.classify
 print(labelled)
 PYTHON
 

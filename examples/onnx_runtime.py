@@ -14,7 +14,7 @@ import broadsheet
 
 
 def main(exported: str, source: str, model: str = "ag-news") -> list[str]:
-    """Return a label for each article. model: that was exported, for the alphabet and n-grams of its inputs."""
+    """Return a label for each article. model: the model that was exported, which makes the inputs from texts."""
     session = onnxruntime.InferenceSession(exported, providers=onnxruntime.get_available_providers())
     classes = json.loads(session.get_modelmeta().custom_metadata_map["classes"])
     with open(source, newline="", encoding="utf-8") as file:

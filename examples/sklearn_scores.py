@@ -1,4 +1,4 @@
-"""Cross-validate a classifier on labelled articles with scikit-learn. Without a GPU it is of n-grams alone.
+"""Cross-validate a classifier on labelled articles with scikit-learn. Without a GPU it has n-grams only.
 
 python examples/sklearn_scores.py examples/articles.csv
 """
@@ -12,7 +12,7 @@ from broadsheet.sklearn import TextClassifier
 
 
 def main(source: str, **settings: object) -> list[float]:
-    """Return the accuracy of each of two folds. settings: of the classifier."""
+    """Return the accuracy of each of two folds. settings: parameters of the classifier."""
     with open(source, newline="", encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
     classifier = TextClassifier(random_state=0, **settings)

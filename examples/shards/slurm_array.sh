@@ -16,8 +16,8 @@
 #SBATCH --requeue
 #SBATCH --open-mode=append
 #SBATCH --signal=B:TERM@60
-# A minute before the time limit the share gives its chunk back, and queues again. So it does on preemption, where the
-# site has PreemptParameters=send_user_signal. A task that is killed without notice has lost its chunk, no more.
+# A minute before the time limit the task drops the chunks that it has not committed, and queues again. It does so on
+# preemption too, if the site has PreemptParameters=send_user_signal. A task that is killed without notice loses no more.
 set -uo pipefail
 number=$SLURM_ARRAY_TASK_ID stopped=
 
