@@ -336,7 +336,7 @@ class Network:
         return Reader(self._ngrams, shape.bits).means(*text)
 
     def start_kept(self, slot: Slot, ids: cp.ndarray, units: int, wanted: Wanted) -> None:
-        """Start a batch whose ids, uint8 [N, pitch], are on the GPU, because another network has kept them.
+        """Start a batch whose ids, uint8 [N, pitch], are on the GPU, where another network left them for this one.
 
         A model with n-grams cannot do this, since it needs the text.
         """

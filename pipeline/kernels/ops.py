@@ -1,6 +1,7 @@
-"""The operations of the network on a GPU. Each launches the kernels for one operation of `reference.py`.
+"""The operations of models on a GPU. Each launches the kernels for one operation of a specification in `../model/`.
 
-Signatures are those of the reference, with an `out` for the result, so that nothing is allocated. Arrays are CuPy's.
+Those of the network have the signatures of `reference.py`, with an `out` for the result, so that nothing is allocated.
+Arrays are CuPy's.
 Rows up to block 6 are packed as common/packing.cuh describes. Kernels run on CuPy's current stream.
 """
 
