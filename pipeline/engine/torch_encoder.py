@@ -415,7 +415,7 @@ def _loaded(kind: Any, encoder: TorchEncoder, config: Any, dtype: Any) -> Any:
     config._attn_implementation = None  # a file may name kernels that would be downloaded
     ways = ("sdpa", "eager") if getattr(kind, "_supports_sdpa", False) else ("eager",)
     try:
-        model, told = kind.from_pretrained(
+        model, loading_info = kind.from_pretrained(
             None, config=config, state_dict=state, dtype=dtype, attn_implementation=ways[0], output_loading_info=True
         )
     except (RuntimeError, ValueError, TypeError, AttributeError, KeyError) as error:
@@ -423,7 +423,7 @@ def _loaded(kind: Any, encoder: TorchEncoder, config: Any, dtype: Any) -> Any:
         raise ModelError(f"transformers does not load this {encoder.settings.family}: {said}") from error
     # Refuse a model with missing weights.
     is_needed = encoder.settings.task == "classifier"
-    missing = sorted(name for name in told["missing_keys"] if is_needed or not name.startswith("pooler."))
+    missing = sorted(name for name in loading_info["missing_keys"] if is_needed or not name.startswith("pooler."))
     if missing:
         raise ModelError(
             f"the weights of this {encoder.settings.family} lack {missing[0]!r}, which would be drawn at random "

@@ -115,11 +115,11 @@ class Operations:
             The counts, to which the kernel adds. For whole texts they must be zero.
 
         """
-        counted = -1 if length == WHOLE else head_bytes(length)
+        short_bytes = -1 if length == WHOLE else head_bytes(length)  # shorter articles are counted already
         self.launch(
             catalog.count_kernel(),
             (-(-len(texts.data) // (catalog.WARPS * catalog.COUNTED_BYTES)),),
-            (*texts, _int(counted), n_chars),
+            (*texts, _int(short_bytes), n_chars),
         )
 
     def fasttext(self, texts: DeviceTexts, branch: DeviceFastText, out: cp.ndarray) -> None:

@@ -181,13 +181,14 @@ class Windows:
         else:
             cut = [self._words(text, tokens, length) for text in whole.to_pylist()]
             counts, truncated = np.array([len(one) for one, _ in cut]), np.array([is_cut for _, is_cut in cut])
-        as_without = not (self.part or self.size) or not (sizes > length if tokens is None else truncated).any()
-        if counts.max(initial=1) == 1 and as_without:
+        is_longer = sizes > length if tokens is None else truncated
+        is_as_without = not (self.part or self.size) or not is_longer.any()
+        if counts.max(initial=1) == 1 and is_as_without:
             predictions = engine.classify(texts, top_k, all_scores, spans, each_kernel, turn)
             return replace(predictions, n_chars=n_chars, truncated=truncated, n_windows=counts)
 
         # Label the windows, and add their scores to those of their texts.
-        sums_of_texts = _Together(many, engine.model, self.score)
+        sums_of_texts = _TextScores(many, engine.model, self.score)
         is_reached = cut or self.part or sizes.max(initial=0) <= self.reads(length)
         reached = whole if is_reached else self._slice(whole, 0, self.reads(length))
         pieces_of = self._parts if self.part else self._pieces
@@ -299,7 +300,7 @@ class Windows:
         return pc.replace_with_mask(texts, pa.array(sizes > self.reads(length)), joined)
 
 
-class _Together:
+class _TextScores:
     """Computes the scores of texts from those of their windows, which are added in the order of the text."""
 
     def __init__(self, texts: int, model: Model, score: str) -> None:
