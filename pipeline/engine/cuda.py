@@ -132,6 +132,7 @@ class CudaEngine:
     """The reason why the engine cannot compute any more. After a failure of the GPU every call fails."""
 
     _anchored: tuple[float, cp.cuda.Event] | None = None
+    """The last comparison of the clocks of host and GPU. See `_anchor`."""
 
     _reference: CudaEngine | None = None
     """An engine for articles that tensor cores cannot compute in fp32. It is opened for the first of them."""

@@ -103,7 +103,7 @@ class Windows:
         return model.window if self.size is None else self.size
 
     def _tokens_of(self, model: Model) -> WordPiece | StoredTokenizer | None:
-        """Return the tokens in which the windows of an encoder are counted; None if windows are not counted so."""
+        """Return the tokenizer by which the windows of an encoder are measured; None for other windows."""
         return model.encoder.tokens if model.encoder is not None and (self.in_tokens or self.size is None) else None
 
     def reads(self, length: int) -> int:
@@ -301,7 +301,7 @@ class Windows:
 
 
 class _TextScores:
-    """Computes the scores of texts from those of their windows, which are added in the order of the text."""
+    """Computes the scores of texts from the scores of their windows, which `add` takes in the order of each text."""
 
     def __init__(self, texts: int, model: Model, score: str) -> None:
         self._is_mean, self._sign = score == "mean", -1 if score == "worst" else 1
