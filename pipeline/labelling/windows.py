@@ -123,11 +123,12 @@ class Windows:
                 room, framing, unit = model.encoder.settings.most_tokens, model.encoder.framing, "tokens"
             if length < 1:
                 raise UsageError(f"a window of {self.size} tokens has none of a text: {framing} frame it")
-            what = "overlap" if self.overlap >= length else "a window"
-            if self.overlap >= length or length + framing > room:
-                given, least = (self.overlap, "below") if what == "overlap" else (length + framing, "at most")
-                room -= framing if what == "overlap" else 0
-                raise UsageError(f"{what} is {given:,}: it must be {least} the {room:,} {unit} that {model.name} reads")
+            if self.overlap >= length:
+                what = f"overlap is {self.overlap:,}: it must be below the {room - framing:,}"
+                raise UsageError(f"{what} {unit} that {model.name} reads")
+            if length + framing > room:
+                what = f"a window is {length + framing:,}: it must be at most the {room:,}"
+                raise UsageError(f"{what} {unit} that {model.name} reads")
         is_whole = self.part or self.in_tokens or any(model.preparation or model.encoder for model in models.every)
         return WHOLE if is_whole else max(self.reads(self.length(model)) for model in models.every)
 
