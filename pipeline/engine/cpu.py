@@ -242,9 +242,10 @@ class _TextConvolution:
         # The window of each row. Rows between two articles may have any window, since nothing reads them.
         window = np.zeros(-(-used // TILE) * TILE, np.int64)
         window[:used] = np.arange(used) + np.repeat(rows.offsets[:-1] - offsets[:-1], np.diff(offsets))
-        there = max(len(values) - kernel + 1, 0)
-        np.minimum(window, there - 1, out=window)
-        windows = np.lib.stride_tricks.as_strided(values, (there, len(self.weight)), values.strides, writeable=False)
+        window_count = max(len(values) - kernel + 1, 0)
+        np.minimum(window, window_count - 1, out=window)
+        shape = window_count, len(self.weight)
+        windows = np.lib.stride_tricks.as_strided(values, shape, values.strides, writeable=False)
         sums = np.empty((len(window), self.layer.outputs), np.float32)
         for tile in range(0, len(window), TILE):
             np.matmul(windows[window[tile : tile + TILE]], self.weight, out=sums[tile : tile + TILE])

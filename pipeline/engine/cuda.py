@@ -50,10 +50,10 @@ A tile has 64 units of block 2, so such a batch is a whole number of waves there
 _FIRST_SHARE = 4
 """The first of several batches has the articles of a full batch divided by this number."""
 
-_TOGETHER, _SHARE_TOGETHER = 2, 1 / 8
-"""A model whose n-grams may decide alone has batches that are `_TOGETHER` times larger.
+_ALONE_TIMES, _ALONE_SHARE = 2, 1 / 8
+"""A model whose n-grams may decide alone has batches that are `_ALONE_TIMES` times larger.
 
-They must take at most `_SHARE_TOGETHER` of the free memory. The host launches the same kernels for a batch, however few
+They must take at most `_ALONE_SHARE` of the free memory. The host launches the same kernels for a batch, however few
 of its articles need the network.
 """
 
@@ -132,6 +132,7 @@ class CudaEngine:
     """The reason why the engine cannot compute any more. After a failure of the GPU every call fails."""
 
     _anchored: tuple[float, cp.cuda.Event] | None = None
+    """The last comparison of the clocks of host and GPU. See `_anchor`."""
 
     _reference: CudaEngine | None = None
     """An engine for articles that tensor cores cannot compute in fp32. It is opened for the first of them."""
@@ -141,7 +142,7 @@ class CudaEngine:
     ) -> None:
         self.model = model
         self.device = cp.cuda.Device(device)
-        self._by_reference = Lock()
+        self._reference_lock = Lock()
         self._batches_begun = 0
         # Choose the kernels, prepare the weights, load both, and allocate the buffers.
         with self.device:
@@ -181,8 +182,8 @@ class CudaEngine:
         def planned(batch: int) -> int:
             return memory_plan.planned_bytes(self.network.plan(batch))
 
-        larger = min(largest, _TOGETHER * batch, by_scores)
-        if self.network.parts.alone and planned(larger) <= _SHARE_TOGETHER * free:
+        larger = min(largest, _ALONE_TIMES * batch, by_scores)
+        if self.network.parts.alone and planned(larger) <= _ALONE_SHARE * free:
             return larger
         while batch > _LEAST_BATCH and planned(batch) > _FREE_SHARE * free:
             batch //= 2
@@ -320,7 +321,7 @@ class CudaEngine:
         shared_ids = shared.get(key) if shared is not None and self.model.ngrams is None else None
         running: deque[tuple[Slot, Batch]] = deque()
         batch, wanted = Batch(0, 0, 0), Wanted(top_k, predictions.all_scores is not None)
-        planned = list(self.batches(texts) if shared_ids is None else self._batches_of_kept(shared_ids))
+        planned = list(self.batches(texts) if shared_ids is None else self._batches_of_ids_on_gpu(shared_ids))
         # Start each batch once a slot is free, and collect the results of the oldest one.
         try:
             with self.device:
@@ -378,7 +379,7 @@ class CudaEngine:
     def _classify_by_reference(self, texts: Texts, predictions: Predictions, top_k: int) -> None:
         """Label the articles without scores with the `simt` kernels. Two fp16 parts overflow before fp32 does."""
         rows = predictions.overflowed
-        with self._by_reference:
+        with self._reference_lock:
             if self._reference is None:
                 asked = self.model.asking("all")
                 self._reference = CudaEngine(asked, "fp32", "simt", _BATCH_OF_REFERENCE, self.device.id)
@@ -430,7 +431,7 @@ class CudaEngine:
             yield Batch(first, first + count, int(units[count - 1]), given=given)
             first += count
 
-    def _batches_of_kept(self, stored: Encoded) -> Iterator[Batch]:
+    def _batches_of_ids_on_gpu(self, stored: Encoded) -> Iterator[Batch]:
         """Yield runs of articles whose ids are on the GPU."""
         units = self._units[np.minimum(stored.n_chars, self.model.length)]
         first = 0
@@ -465,7 +466,7 @@ class CudaEngine:
         if batch.given is None:
             self.network.start_text(slot, texts.data, offsets, batch.units, batch.has_long, wanted, ids_copy)
         elif isinstance(batch.given.ids, cp.ndarray):
-            self.network.start_kept(slot, batch.given.ids, batch.units, wanted)
+            self.network.start_ids_on_gpu(slot, batch.given.ids, batch.units, wanted)
         else:
             text = None
             if texts.ids is None:

@@ -37,7 +37,7 @@ Floats = NDArray[np.float32]
 Integers = NDArray[np.int64]
 
 _GROUP = 1024
-"""The tokens that are computed together. With so few, the weights of a layer stay in a cache."""
+"""About how many tokens are computed together, so that the weights of a layer stay in a cache."""
 
 
 class Compute(Protocol):
@@ -222,7 +222,7 @@ class OnCuda:
         del self._computed
 
 
-_FIRST_CAPABILITY = 80
+_FIRST_CAPABILITY = 80  # the first digits of a GPU that computes in fp16 by default: compute capability 8.0
 _OUT_OF_MEMORY = 2  # CUDA's cudaErrorMemoryAllocation
 
 

@@ -93,7 +93,7 @@ class Column(NamedTuple):
     data : int
         The address of the bytes of the texts.
     wide : dtype
-        The type of an offset.
+        The type of an offset, int32 or int64.
     device : int
         The number of the GPU.
     event : int

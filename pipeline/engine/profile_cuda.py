@@ -42,9 +42,9 @@ class RecordedLaunch:
     kernel : Kernel
         The kernel.
     grid : tuple of int
-        How many thread blocks, along each side.
+        The number of thread blocks along each dimension.
     arguments : tuple
-        What the kernel was given.
+        The arguments of the kernel.
 
     """
 
@@ -74,7 +74,7 @@ def kernels(engine: CudaEngine, texts: Texts) -> list[KernelProfile]:
     rows, count = computed_rows(model, inner), len(inner)
     units = int(units_by_length(model.layers, model.frame)[np.minimum(np.diff(inner.offsets), model.length)].sum())
     layers = {layer.name: layer for layer in model.layers}
-    # Compare each kernel with that: how full the GPU is, and what is read more than once.
+    # For each kernel, find how full the GPU is, which computed rows are discarded, and what is read more than once.
     profiles = []
     for launch in launches:
         name, kernel = launch.kernel.name, launch.kernel

@@ -5,7 +5,7 @@ batches of as many tokens as there is room for. Families that are tested with pa
 families, only texts of equal length are computed together, so that no model sees a token that is not in its text. A
 text without tokens is read as the token that ends texts.
 
-Which texts stand beside a text can change the last bits of its scores, since PyTorch chooses its products by the shape
+The other texts of a batch can change the last bits of a text's scores, since PyTorch chooses its products by the shape
 of a batch: in fp32 by less than 1e-5, in 16 bits by less than 2e-3.
 """
 
@@ -73,7 +73,7 @@ class _Group(NamedTuple):
     encoded : list of tokenizers.Encoding
         The tokens of the texts.
     is_cut : bool [texts]
-        Which have more tokens than are read.
+        Whether each text has more tokens than the encoder reads.
 
     """
 
@@ -96,7 +96,7 @@ class OnTorch:
     precision : str
         "auto", "fp32", "fp16" or "bf16"; on a CPU only the first two.
     threads : int
-        Compute threads of a CPU.
+        The number of compute threads on a CPU.
 
     """
 
@@ -200,7 +200,7 @@ class OnTorch:
         encoded : list of tokenizers.Encoding
             The texts.
         models : sequence of OnTorch
-            The models whose results are wanted. One that is this one has the head of `model`.
+            The models whose results are wanted. If this object is among them, its head is that of `model`.
 
         """
         import torch
@@ -294,11 +294,11 @@ class Forward:
     is_padded : bool
         Whether texts of several lengths are computed together.
     takes_several : bool
-        Whether several texts are.
+        Whether more than one text is computed at once.
     device : torch.device
-        Where it computes.
+        The device that computes.
     body, modules : torch.nn.Module, list of torch.nn.Module
-        The model of transformers, and what follows it.
+        The model of transformers, and the modules that follow it.
 
     """
 
@@ -311,7 +311,8 @@ class Forward:
         about = encoder.config
         config = transformers.CONFIG_MAPPING[encoder.settings.family].from_dict(about)
         self.is_padded = encoder.settings.family in PADDED and config.pad_token_id is not None
-        # Others find the end of a text by a token, of which each text must then have as many.
+        # Some classifiers read the last token of a text. They find it by padding or, in models with a decoder, by the
+        # tokens that end texts, of which all texts of a batch must then have the same number.
         finds_ends = config.pad_token_id is not None and not config.is_encoder_decoder
         self.takes_several = finds_ends or not self._is_classifier
         self._pad = config.pad_token_id or 0
@@ -344,7 +345,7 @@ class Forward:
         return [logits if head is self else head._of_trunk(noted[0], given) for head in heads]
 
     def _of_trunk(self, computed: Any, given: dict[str, Any]) -> Any:
-        """Return the head's result for that of the trunk. The model runs with this in place of its trunk."""
+        """Return the head's result from the trunk's result: the model runs with that in place of its trunk."""
         import torch
 
         class Computed(torch.nn.Module):
@@ -415,7 +416,7 @@ def _loaded(kind: Any, encoder: TorchEncoder, config: Any, dtype: Any) -> Any:
     config._attn_implementation = None  # a file may name kernels that would be downloaded
     ways = ("sdpa", "eager") if getattr(kind, "_supports_sdpa", False) else ("eager",)
     try:
-        model, told = kind.from_pretrained(
+        model, loading_info = kind.from_pretrained(
             None, config=config, state_dict=state, dtype=dtype, attn_implementation=ways[0], output_loading_info=True
         )
     except (RuntimeError, ValueError, TypeError, AttributeError, KeyError) as error:
@@ -423,7 +424,7 @@ def _loaded(kind: Any, encoder: TorchEncoder, config: Any, dtype: Any) -> Any:
         raise ModelError(f"transformers does not load this {encoder.settings.family}: {said}") from error
     # Refuse a model with missing weights.
     is_needed = encoder.settings.task == "classifier"
-    missing = sorted(name for name in told["missing_keys"] if is_needed or not name.startswith("pooler."))
+    missing = sorted(name for name in loading_info["missing_keys"] if is_needed or not name.startswith("pooler."))
     if missing:
         raise ModelError(
             f"the weights of this {encoder.settings.family} lack {missing[0]!r}, which would be drawn at random "

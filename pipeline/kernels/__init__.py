@@ -1,4 +1,5 @@
-"""CUDA kernels, one file an operation, in four generations; `ops` launches them, `compile` builds them without a GPU.
+"""CUDA kernels in four generations, and the Python that compiles them, plans their memory and launches them.
 
-`ops`, `weights`, `network` and `small_batches` need CuPy or a driver; everything else here needs no GPU.
+README.md lists the files in the order in which to read them. `catalog`, `compile`, `json_keys`, `memory_plan`, `split`,
+`storage`, `tables`, `tiles` and `work` need no GPU. All other files import CuPy or the driver's bindings.
 """

@@ -417,6 +417,7 @@ def attention_kernel(generation: str, element: Element, head: int, is_long: bool
     is_sm90, blocks = generation == "sm90", 2 if is_long else 1
     by_each = 1 if is_sm90 or is_windowed else blocks
     launch = Launch(4 * blocks // by_each * WARP, 2 * (blocks + 2) * ATTENTION_ROWS * 2 * head)
+    # The blocks for which an SM must have registers, by is_sm90 and is_long.
     of_an_sm = {(True, True): 2, (True, False): 4, (False, True): 2 if by_each == 2 else 1, (False, False): 3}
     template_arguments = f"{element.name}, {head}, {by_each}"
     windowed = "true" if is_windowed else "false"

@@ -101,7 +101,7 @@ class DeviceEncoder:
         activations = sorted({"NONE", self._follows, self._of_queries})
         counts_distances = settings.distances is not None
         ops.prepare(catalog.encoder_kernels(*target, shape.pitch, shape.head, longest, activations, counts_distances))
-        self._queries = ATTENTION_ROWS, 2 * ATTENTION_ROWS
+        self._queries = ATTENTION_ROWS, 2 * ATTENTION_ROWS  # in a block of attention, for short and for long texts
         if counts_distances:
             self._queries = catalog.distance_queries(ops.architecture)
         # Choose the number of rows that are computed together.
@@ -387,6 +387,7 @@ class DeviceEncoder:
             self._attention_by_distance(batch, layer)
             return
         window = settings.rotary[layer].window if settings.rotary else None
+        # The kernel computes e^x as 2^(x log2(e)).
         scale = np.float32(math.log2(math.e) / math.sqrt(self.encoder.width // settings.heads))
         pitches = np.int32(self._layers["queries"].outputs), scale, np.int32(self._layers["mix"].inputs)
         with batch.timed("attention" if window is None else "local attention"):
@@ -404,6 +405,7 @@ class DeviceEncoder:
 
     def _attention_by_distance(self, batch: _Batch, layer: int) -> None:
         heads, apart = self.encoder.settings.heads, self._apart[layer]
+        # A score is a sum of three products, so its variance is three times as large (He et al., "DeBERTa", 2021).
         scale = np.float32(math.log2(math.e) / math.sqrt(3 * self.encoder.width // heads))
         pitches = np.int32(self._layers["queries"].outputs), scale, np.int32(self._layers["mix"].inputs)
         with batch.timed("attention"):
@@ -470,13 +472,13 @@ class DeviceTokens(NamedTuple):
     ids : int32
         The tokens. Those of text i begin at ``rooms[i]``.
     places : int32, or None
-        The place of each token, whose vector is added. None if it is the token's number in its text.
+        The place of each token, a row of the weights "places". None if it is the token's number in its text.
     rooms : int64 [texts]
         Where the tokens of each text begin.
     counts : int32 [texts]
         The number of tokens of each text, on the host. It is valid after `counts_ready`.
     is_cut : uint8 [texts]
-        1 if a text has more tokens.
+        1 if a text has more tokens than the encoder reads.
     counts_ready : Event, or None
         The event after which `counts` is valid, or None if it already is.
 

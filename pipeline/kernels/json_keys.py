@@ -9,8 +9,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 MOST_COLUMNS = 32
+"""The most columns. Each has a lane of a warp, and a bit of a mask."""
+
 _MOST_NODES = 250
-_NO_COLUMN, _REFUSED = -1, -2
+"""The most nodes. The kernel keeps the number of a node in a byte, in which 255 stands for no node."""
+
+_NO_COLUMN, _REFUSED = -1, -2  # as in records/json.cuh
 
 EDGE = np.dtype([("begin", "<i4"), ("size", "<i4"), ("node", "<i4")])
 

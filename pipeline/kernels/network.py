@@ -335,8 +335,8 @@ class Network:
         shape = fasttext_shape(self._ngrams.table.shape[1], self.ops.stored.is_exact)
         return Reader(self._ngrams, shape.bits).means(*text)
 
-    def start_kept(self, slot: Slot, ids: cp.ndarray, units: int, wanted: Wanted) -> None:
-        """Start a batch whose ids, uint8 [N, pitch], are on the GPU, because another network has kept them.
+    def start_ids_on_gpu(self, slot: Slot, ids: cp.ndarray, units: int, wanted: Wanted) -> None:
+        """Start a batch whose ids, uint8 [N, pitch], are on the GPU, where another network left them for this one.
 
         A model with n-grams cannot do this, since it needs the text.
         """
@@ -505,12 +505,12 @@ class Network:
             batch.saturated.data.memset_async(0, batch.saturated.nbytes, stream)
         if (alone := self._alone) is not None:
             batch.asked.data.memset_async(0, batch.asked.nbytes, stream)
-            temperature, several = alone.temperature, self._of_scores[1]
+            temperature, link = alone.temperature, self._of_scores[1]
             if not self.parts.network:
-                self.ops.ngrams_alone(alone.bias, count, out, temperature, several)
+                self.ops.ngrams_alone(alone.bias, count, out, temperature, link)
                 return
             network_rows = NetworkRows(self._network_rows, batch.asked)
-            self.ops.ngrams_alone(alone.bias, count, out, temperature, several, alone.margin, alone.cuts, network_rows)
+            self.ops.ngrams_alone(alone.bias, count, out, temperature, link, alone.margin, alone.cuts, network_rows)
             self.ops.gather(ids, network_rows, self._network_ids)
             ids, count = self._network_ids[: len(ids)], network_rows.count
         rows = None if network_rows is None else network_rows.rows

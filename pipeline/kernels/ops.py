@@ -1,6 +1,7 @@
-"""The operations of the network on a GPU. Each launches the kernels for one operation of `reference.py`.
+"""The operations of models on a GPU. Each launches the kernels for one operation of a specification in `../model/`.
 
-Signatures are those of the reference, with an `out` for the result, so that nothing is allocated. Arrays are CuPy's.
+Those of the network have the signatures of `reference.py`, with an `out` for the result, so that nothing is allocated.
+Arrays are CuPy's.
 Rows up to block 6 are packed as common/packing.cuh describes. Kernels run on CuPy's current stream.
 """
 
@@ -114,11 +115,11 @@ class Operations:
             The counts, to which the kernel adds. For whole texts they must be zero.
 
         """
-        counted = -1 if length == WHOLE else head_bytes(length)
+        short_bytes = -1 if length == WHOLE else head_bytes(length)  # shorter articles are counted already
         self.launch(
             catalog.count_kernel(),
             (-(-len(texts.data) // (catalog.WARPS * catalog.COUNTED_BYTES)),),
-            (*texts, _int(counted), n_chars),
+            (*texts, _int(short_bytes), n_chars),
         )
 
     def fasttext(self, texts: DeviceTexts, branch: DeviceFastText, out: cp.ndarray) -> None:

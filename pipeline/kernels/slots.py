@@ -165,7 +165,7 @@ class Slot:
     def copy_out(self, stream: cp.cuda.Stream) -> None:
         """Start to copy the results to the host."""
         at = self._results(self.top_k)
-        self.found.copy_out(0, at["asked"].stop, stream)
+        self.found.copy_out(0, at["asked"].stop, stream)  # the last of the results that every caller reads
         if self.has_scores:
             scores = at[memory_plan.SCORES]
             row = (scores.stop - scores.start) // self._room.articles

@@ -21,7 +21,7 @@ from .network import Network
 from .slots import Result
 from .twins import Twins, views
 
-_KEPT = 64
+_GRAPHS = 64
 """The number of graphs that stay in memory; the least recently used one is dropped."""
 
 
@@ -64,7 +64,7 @@ class SmallBatches:
         self._longest = head_bytes(network.layers[0].rows_in)
         self.most_texts = small_batch(network.layers, network.room)
         self._given, self._found = (Twins(size) for size in small_bytes(network.layers, self.most_texts))
-        self._captured = lru_cache(maxsize=_KEPT)(self._capture)
+        self._captured = lru_cache(maxsize=_GRAPHS)(self._capture)
 
     def fits(self, offsets: NDArray[np.int64]) -> bool:
         """Return whether a graph can label these articles.

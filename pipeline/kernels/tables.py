@@ -75,6 +75,7 @@ class VocabularyTables(NamedTuple):
 _EDGE = np.dtype([("key", np.uint64), ("next", np.int32), ("token", np.int32)])
 _CLASS_SHIFT = 22
 _HASH = np.uint64(0x9E3779B97F4A7C15)
+"""The factor of hashes, 2^64 divided by the golden ratio (Knuth, "The Art of Computer Programming", section 6.4)."""
 
 
 def vocabulary_tables(tokens: WordPiece) -> VocabularyTables:

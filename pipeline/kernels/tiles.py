@@ -126,7 +126,8 @@ class SlicedLookupTile:
     def launch(self, layer: Layer) -> Launch:
         """Return the launch: a thread for eight channels of a position.
 
-        Shared memory holds the slice of the table, and the bias in 16 bits and the input of 32 articles.
+        Shared memory holds the slice of the table and of the bias, and for 32 articles the normalised bias in 16 bits
+        and two buffers of the input.
         """
         table = layer.kernel * layer.ids * self.channels * 2 + 4 * self.channels
         return Launch(self.channels // 8 * self.positions, table + 32 * 2 * self.channels + self._group_bytes(layer))

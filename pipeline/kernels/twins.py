@@ -33,7 +33,7 @@ class Twins:
     size : int
         The number of bytes on the GPU.
     host_size : int, optional
-        The number of bytes on the host, which are the twins of the first ones on the GPU. By default as many as there.
+        The number of bytes on the host, which are the twins of the first bytes on the GPU. By default `size`.
 
     Attributes
     ----------

@@ -41,9 +41,9 @@ class _Held:
     engine : Engine
         The engine.
     place : Place
-        The process and its moments, for reports.
+        The process, and the times at which it loaded the engine, for reports.
     holds : int
-        The number of present uses.
+        The number of uses that are not over.
     used : float
         The time at which its last use began, by `time.monotonic`.
 
@@ -63,7 +63,7 @@ class EngineCache:
     Attributes
     ----------
     open_engine : callable
-        The function that `load` calls to open an engine. Assign another one to replace it on a worker.
+        The function that `load` calls to open an engine. A worker may replace it.
     computing : context manager
         A lock that is held while engines are loaded or closed, and while a chunk is computed (on a GPU until all of it
         has been handed over). It is needed because an engine has one ring of slots, and because on a CPU each engine

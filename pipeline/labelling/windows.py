@@ -103,7 +103,7 @@ class Windows:
         return model.window if self.size is None else self.size
 
     def _tokens_of(self, model: Model) -> WordPiece | StoredTokenizer | None:
-        """Return the tokens in which the windows of an encoder are counted; None if windows are not counted so."""
+        """Return the tokenizer by which the windows of an encoder are measured; None for other windows."""
         return model.encoder.tokens if model.encoder is not None and (self.in_tokens or self.size is None) else None
 
     def reads(self, length: int) -> int:
@@ -123,11 +123,12 @@ class Windows:
                 room, framing, unit = model.encoder.settings.most_tokens, model.encoder.framing, "tokens"
             if length < 1:
                 raise UsageError(f"a window of {self.size} tokens has none of a text: {framing} frame it")
-            what = "overlap" if self.overlap >= length else "a window"
-            if self.overlap >= length or length + framing > room:
-                given, least = (self.overlap, "below") if what == "overlap" else (length + framing, "at most")
-                room -= framing if what == "overlap" else 0
-                raise UsageError(f"{what} is {given:,}: it must be {least} the {room:,} {unit} that {model.name} reads")
+            if self.overlap >= length:
+                what = f"overlap is {self.overlap:,}: it must be below the {room - framing:,}"
+                raise UsageError(f"{what} {unit} that {model.name} reads")
+            if length + framing > room:
+                what = f"a window is {length + framing:,}: it must be at most the {room:,}"
+                raise UsageError(f"{what} {unit} that {model.name} reads")
         is_whole = self.part or self.in_tokens or any(model.preparation or model.encoder for model in models.every)
         return WHOLE if is_whole else max(self.reads(self.length(model)) for model in models.every)
 
@@ -181,13 +182,14 @@ class Windows:
         else:
             cut = [self._words(text, tokens, length) for text in whole.to_pylist()]
             counts, truncated = np.array([len(one) for one, _ in cut]), np.array([is_cut for _, is_cut in cut])
-        as_without = not (self.part or self.size) or not (sizes > length if tokens is None else truncated).any()
-        if counts.max(initial=1) == 1 and as_without:
+        is_longer = sizes > length if tokens is None else truncated
+        is_as_without = not (self.part or self.size) or not is_longer.any()
+        if counts.max(initial=1) == 1 and is_as_without:
             predictions = engine.classify(texts, top_k, all_scores, spans, each_kernel, turn)
             return replace(predictions, n_chars=n_chars, truncated=truncated, n_windows=counts)
 
         # Label the windows, and add their scores to those of their texts.
-        sums_of_texts = _Together(many, engine.model, self.score)
+        sums_of_texts = _TextScores(many, engine.model, self.score)
         is_reached = cut or self.part or sizes.max(initial=0) <= self.reads(length)
         reached = whole if is_reached else self._slice(whole, 0, self.reads(length))
         pieces_of = self._parts if self.part else self._pieces
@@ -299,8 +301,8 @@ class Windows:
         return pc.replace_with_mask(texts, pa.array(sizes > self.reads(length)), joined)
 
 
-class _Together:
-    """Computes the scores of texts from those of their windows, which are added in the order of the text."""
+class _TextScores:
+    """Computes the scores of texts from the scores of their windows, which `add` takes in the order of each text."""
 
     def __init__(self, texts: int, model: Model, score: str) -> None:
         self._is_mean, self._sign = score == "mean", -1 if score == "worst" else 1

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 PUBLISHED = "abcdefghijklmnopqrstuvwxyz0123456789-,;.!?:'\"/\\|_@#$%^&*~`+-=<>()[]{}\n"
 """The 70 symbols of Zhang, Zhao and LeCun (2015), https://arxiv.org/abs/1509.01626; it contains '-' twice."""
 
-MAX_SYMBOLS = 254
+MAX_SYMBOLS = 254  # an id has one byte, and two ids are those of unknown characters and padding
 _BATCH_BYTES = 1 << 20  # bounds the working memory of one vectorised step
 _LONGEST_SEQUENCE = 4  # bytes of a character in UTF-8
 

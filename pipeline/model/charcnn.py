@@ -121,7 +121,7 @@ class Model:
     classes: tuple[str, ...]
     length: int
     tensors: Mapping[str, NDArray[Any]] = field(repr=False)
-    card: Mapping[str, Any] = field(default=None, repr=False)  # type: ignore[arg-type]  # that can be shown
+    card: Mapping[str, Any] = field(default=None, repr=False)  # type: ignore[arg-type]  # becomes {}
     name: str = "model"
     frame: Frame = "dense"
     scales: ActivationScales | None = field(default=None, repr=False)

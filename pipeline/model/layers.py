@@ -58,7 +58,8 @@ class Layer:
     name : str
         The name, such as "conv1" or "fc1".
     kind : str
-        "conv1d" or "linear"; "texts" for the only entry of a model without a network.
+        "conv1d" or "linear"; "texts" for the only entry of a model without a network; "dense" for a product of an
+        encoder, which `encoder_layer` of `kernels/tables.py` describes as a layer.
     inputs, outputs : int
         The number of channels that the block reads, and that it writes.
     kernel : int

@@ -28,12 +28,12 @@ TENSOR = "learned.hashes"
 
 _BITS = 64
 _SPACES = b" \t\n\r\v\f"
-_MOST_KEPT = 1 << 17
+_MOST_HASHES = 1 << 17
 """The largest number of hashes in a file, which take one MiB. A model that has learned more distinct texts keeps about
 half of this number, or more.
 """
 
-MOST_HASH_BYTES = _MOST_KEPT * _BITS // 8
+MOST_HASH_BYTES = _MOST_HASHES * _BITS // 8
 
 
 class About(Struct, frozen=True, forbid_unknown_fields=True):
@@ -107,7 +107,7 @@ class LearnedRows:
     reads: int
 
     @classmethod
-    def of(cls, texts: pa.LargeStringArray, reads: int, most_hashes: int = _MOST_KEPT) -> LearnedRows:
+    def of(cls, texts: pa.LargeStringArray, reads: int, most_hashes: int = _MOST_HASHES) -> LearnedRows:
         """Hash N texts that a model learns.
 
         Parameters

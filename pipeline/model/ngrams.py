@@ -120,7 +120,8 @@ def _tables() -> tuple[NDArray[np.uint16], NDArray[np.bool_]]:
 
 _SYMBOLS, _IS_LETTER = _tables()
 
-# The constants of the hash, which is computed in unsigned arithmetic of 32 bits.
+# The constants of the hash, which is computed in unsigned arithmetic of 32 bits: a prime near 2^32 divided by the
+# golden ratio, and a first state for each kind of n-grams, which are words of SHA-256's initial state.
 _MULTIPLIER = np.uint32(0x9E3779B1)
 _OF_CHARACTERS, _OF_WORDS = np.uint32(0x3C6EF372), np.uint32(0xBB67AE85)
 

@@ -151,9 +151,9 @@ def with_best(every: NDArray[np.floating], labels: NDArray[np.integer], best: ND
     every: probabilities [N, classes]. labels: class indices [N]. best: the labels' new probabilities, [N].
     """
     rows = np.arange(len(every))
-    given: NDArray[Any] = every * ((1 - best) / np.maximum(1 - every[rows, labels], _SURE))[:, None]
-    given[rows, labels] = best
-    return given
+    scaled: NDArray[Any] = every * ((1 - best) / np.maximum(1 - every[rows, labels], _SURE))[:, None]
+    scaled[rows, labels] = best
+    return scaled
 
 
 SOFTMAX, SIGMOID, STEPS, GIVEN = range(4)

@@ -135,10 +135,10 @@ class WordPiece:
         for code_point, points in become.items():
             table[code_point] = points[0] if len(points) == 1 else -1 - (len(sequences) << LENGTH_BITS | len(points))
             sequences += points if len(points) > 1 else []
-        pages, numbers = np.unique(table.reshape(-1, PAGE), axis=0, return_inverse=True)
+        distinct_pages, numbers = np.unique(table.reshape(-1, PAGE), axis=0, return_inverse=True)
         words, ends = np.frombuffer(b"".join(encoded), np.uint8), np.cumsum([*map(len, encoded)], dtype=np.int64)
-        characters = numbers.ravel().astype(np.uint16), pages.ravel(), np.array(sequences, np.int32)
-        return cls(rules, words, ends, *characters)
+        pages, characters = numbers.ravel().astype(np.uint16), distinct_pages.ravel()
+        return cls(rules, words, ends, pages, characters, np.array(sequences, np.int32))
 
     def check(self, model: str) -> None:
         """Raise ModelError unless the arrays and rules fit each other."""

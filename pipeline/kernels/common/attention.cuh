@@ -31,6 +31,7 @@ __device__ __forceinline__ uint32 swizzled(int row, int piece) {
     return row * ROW_BYTES + ((ROW_BYTES == 128 ? piece ^ (row & 7) : piece ^ (row >> 1 & 3)) << 4);
 }
 
+// Return 2^x. Scores are scaled by log2(e), so that this one instruction replaces e^x.
 __device__ __forceinline__ float power_of_two(float x) {
     float power;
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(x));
@@ -38,7 +39,8 @@ __device__ __forceinline__ float power_of_two(float x) {
 }
 
 // The softmax of a warp's 16 queries. Index n * 4 + i of a score or a sum is at row lane / 4, plus 8 if i is above 1,
-// and at column n * 8 + lane % 4 * 2 + i % 2.
+// and at column n * 8 + lane % 4 * 2 + i % 2. most, total, by: for each of the thread's two rows, the highest score so
+// far, the sum of the powers of its own columns, and the factor by which `weigh` has scaled the earlier sums.
 template <typename T, int HEAD>
 struct Softmax {
     float sum[HEAD / 2], most[2], total[2], by[2];
@@ -141,9 +143,9 @@ struct Softmax {
 
 // rows [all rows, pitch]: queries, keys and values, each with `heads` times HEAD values. ends [texts + 1]: the first
 // row of each text, and the end of the last. texts, firsts [blocks]: the text that a block computes, and its first
-// query. A block computes every gridDim.y-th head. scale: the factor of scores, for powers of two. out [all rows,
-// out_pitch]. window: if WINDOWED, how far a key may be from its query. Products: how a kernel generation multiplies,
-// for T, HEAD and M_BLOCKS.
+// query. A block computes every gridDim.y-th head. scale: the factor of scores, log2(e) / sqrt(HEAD before padding).
+// out [all rows, out_pitch]. window: if WINDOWED, how far a key may be from its query. Products: how a kernel
+// generation multiplies, for T, HEAD and M_BLOCKS.
 template <typename Products, typename T, int HEAD, int M_BLOCKS, int BLOCKS_OF_AN_SM, bool WINDOWED, typename Launch>
 __global__ void __launch_bounds__(Launch::THREADS, BLOCKS_OF_AN_SM)
     attention(const T* rows, const int* ends, const int* texts, const int* firsts, int heads, int pitch, float scale,

@@ -47,7 +47,7 @@ __global__ void __launch_bounds__(WARPS* WARP)
     const Points symbols = {points, point_ids, point_count};
     uint8* out = ids + (int64)number * pitch;
 
-    const uint32 padding = 0x01010101u * (uint8)(unknown + 1);
+    const uint32 padding = 0x01010101u * (uint8)(unknown + 1);  // four times the id of padding, which follows `unknown`
     for (int i = lane * 16; i < pitch; i += WARP * 16)
         *reinterpret_cast<uint4*>(out + i) = make_uint4(padding, padding, padding, padding);
     __syncwarp();

@@ -83,10 +83,10 @@ struct Row {
     }
 };
 
-// Compute the first vectors of the tokens, a block for each text. ids, rooms: as common/wordpiece.cu writes them. ends
-// [texts + 1]: the first row of each text, and the end of the last. embedding [entries, pitch], places [most or one
-// more, pitch]: the vectors of tokens and of positions. place_of: the row of `places` for each token, in the order of
-// ids, or null if it is the token's number in its text.
+// Compute the first vectors of the tokens, a block for each text. ids: the tokens of all texts. rooms [texts]: where
+// those of each text begin. ends [texts + 1]: the first row of each text, and the end of the last. embedding [entries,
+// pitch], places [positions, pitch]: the vectors of tokens and of positions. place_of: the row of `places` for each
+// token, in the order of ids, or null if it is the token's number in its text.
 template <typename T, int PIECES, int WARPS>
 __global__ void __launch_bounds__(WARPS * WARP)
     embed(const int* ids, const int* place_of, const int64* rooms, const int* ends, const T* embedding, const T* places,

@@ -15,11 +15,11 @@
 #include "common/utf8.cuh"
 
 constexpr int QUEUED = 48;  // at most: 31 tokens that wait, and those that begin within 32 positions
-constexpr int MOST_ORDER = 32;
+constexpr int MOST_ORDER = 32;  // the words of the longest n-gram
 constexpr int NONE = -1;
-constexpr uint32 FIRST = 2166136261u, PRIME = 16777619u;
-constexpr uint64 OF_WORDS = 116049371u;
-constexpr int END_SIZE = 4, LABEL_SIZE = 9;
+constexpr uint32 FIRST = 2166136261u, PRIME = 16777619u;  // of FNV-1a
+constexpr uint64 OF_WORDS = 116049371u;  // fastText's factor between the words of an n-gram
+constexpr int END_SIZE = 4, LABEL_SIZE = 9;  // the bytes of "</s>" and of "__label__"
 
 __device__ __forceinline__ bool is_space(uint8 byte) { return byte == ' ' || (byte >= 9 && byte <= 13) || byte == 0; }
 

@@ -13,10 +13,12 @@
 #include "common/split.cuh"
 #include "common/types.cuh"
 
-constexpr float TAKEN = -3.4028235e38f;  // the smallest number, since scores of the link GIVEN may be below zero
+constexpr float TAKEN = -3.4028235e38f;  // marks a selected class: the least number, as GIVEN scores may be negative
 constexpr int NO_LABEL = -1;
 enum Link { SOFTMAX, SIGMOID, STEPS, GIVEN };  // as in pipeline/model/scores.py
 
+// Return the score of a logit that does not depend on other logits. STEPS is fastText's table of 512 sigmoids from -8
+// to 8, as `in_steps` in pipeline/model/scores.py computes it.
 __device__ __forceinline__ float score_alone(float logit, int link) {
     if (link == GIVEN) return logit;
     if (link == SIGMOID) return 1 / (1 + expf(-logit));

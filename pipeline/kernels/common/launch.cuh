@@ -2,7 +2,7 @@
 #pragma once
 
 // SHARED_BYTES: the dynamic shared memory of a block. SHARED_LIMIT: the most that a block can use on the target
-// architecture, which pipeline/kernels/compile.py defines from the same file.
+// architecture, a macro that pipeline/kernels/compile.py defines from the table in tiles.py.
 template <int THREADS_, int SHARED_BYTES_>
 struct Launch {
     static constexpr int THREADS = THREADS_, SHARED_BYTES = SHARED_BYTES_;

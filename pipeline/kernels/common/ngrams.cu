@@ -103,7 +103,8 @@ struct Sums {
         for (int i = 0; i < COLUMNS; i++) sum[i] = 0;
     }
 
-    // Add the rows of buckets that have now been `seen` 2^i times, and their squares 2 i + 1 times.
+    // A bucket counts once for each binary digit of the number of its n-grams. So add its row once more when it has been
+    // `seen` 2^i times, and its squares (i + 1)^2 - i^2 = 2 i + 1 times.
     __device__ __forceinline__ void add(uint32 bucket, int seen) {
         const int times = seen > 0 && (seen & (seen - 1)) == 0 ? 63 - 2 * __clz(seen) : 0;
         const int lane = threadIdx.x % WARP, own = lane % LANES;
@@ -261,7 +262,7 @@ __global__ void __launch_bounds__(WARPS* WARP, LANES == 1 ? 4 : 2)  // blocks pe
     float total[COLUMNS] = {}, scale[COLUMNS];
     for (int kind = 0; kind < 2; kind++) {
         if (kind == 0 ? ORDER == 0 : HIGHEST == 0) continue;
-        // The guess: somewhat more than half of the possible n-grams are distinct.
+        // The guess: there is a word for every four characters, and two thirds of the possible n-grams are distinct.
         const int most = kind == 0 ? ORDER * count / 4 : (HIGHEST - LOWEST + 1) * count;
         int parts_log2 = 0;
         while ((COUNTED << parts_log2) * 3 < most * 2) parts_log2++;

@@ -14,10 +14,10 @@
 #include "common/launch.cuh"
 #include "common/types.cuh"
 
-constexpr uint32 POINT = (1u << 21) - 1, ALONE = 1u << 21;
+constexpr uint32 POINT = (1u << 21) - 1, ALONE = 1u << 21;  // the bits of a code point; whether it is a word by itself
 constexpr int CLASS_SHIFT = 22;  // where the combining class of a mark begins in a mapped code point
 constexpr uint32 PAGE = 256, SPACE = 0x20;
-constexpr int LENGTH_BITS = 8;
+constexpr int LENGTH_BITS = 8;  // a sequence of n code points from place p on is stored as -1 - (p << LENGTH_BITS | n)
 constexpr int WORD_BEGINS = 0, WORD_CONTINUES = 1;  // the root nodes of the vocabulary
 
 // An edge of the vocabulary, which is a tree: it leads from a node by a code point to the next node. key: the node and

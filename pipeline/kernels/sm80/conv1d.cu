@@ -11,7 +11,10 @@
 //   the rows of a matrix in different banks. Only the weights are fetched for every tap. The maximum of a pool is taken
 //   in registers, before bias and ReLU, which commute with it.
 //
-// Test: tests/engine/test_cuda.py, and test_int8_gpu.py beside it. Time: python -m benchmarks.tune --kernels sm80.
+// It also computes the products of encoders, as convolutions of one tap, on GPUs without sm90/dense.cu.
+//
+// Test: tests/engine/test_cuda.py, and test_int8_gpu.py, test_encoder_gpu.py and test_families_gpu.py beside it.
+// Time: python -m benchmarks.tune --kernels sm80.
 #include "common/launch.cuh"
 #include "common/outputs.cuh"
 #include "common/packing.cuh"

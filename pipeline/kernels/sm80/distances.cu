@@ -119,7 +119,7 @@ __global__ void __launch_bounds__(Launch::THREADS, 8 / WARPS)
     softmax.begin();
     softmax.clear_sums();
     uint32 query[STEPS][4];
-    const int from_distance = QUERY_ROWS - own - 16;  // the first of the warp's rows of distances, of those of a piece
+    const int from_distance = QUERY_ROWS - own - 16;  // the warp's first row of distances, from the block's
     for (int piece = 0; piece * TILE < size; piece++) {
         wait_for_copies<0>();
         __syncthreads();
@@ -129,16 +129,17 @@ __global__ void __launch_bounds__(Launch::THREADS, 8 / WARPS)
 #pragma unroll
             for (int k = 0; k < STEPS; k++) load_rows(query[k], queries + own * HEAD_BYTES, k);
         const uint32 keys = all_keys + piece % 2 * TILE_BYTES, values = all_values + piece % 2 * TILE_BYTES;
-        // Where rows of distances lie in a ring. block: of eight, of the warp's ten.
+        // Return the place of eight rows of distances in a ring. block: their number among the warp's ten such blocks.
         uint32 start = (piece % RING * TILE + from_distance) * HEAD_BYTES;
         auto in_ring = [&](int block) {
             const uint32 at = start + block * 8 * HEAD_BYTES;
             return at < RING * TILE_BYTES ? at : at - RING * TILE_BYTES;
         };
 
-        // The terms of eight keys lie in three blocks of eight distances: by_key of 16 queries, by_query of the keys.
+        // The terms of eight keys lie in three neighbouring blocks of eight distances. by_key: the products of the 16
+        // queries with the keys of these distances. by_query: those of the queries of these distances with the keys.
         float score[TILE / 2], by_key[3][4] = {};
-        uint32 distance[3][STEPS / 2][4];  // the queries of three blocks
+        uint32 distance[3][STEPS / 2][4];  // the queries of the three blocks
 #pragma unroll
         for (int block = 0; block < 2; block++)
 #pragma unroll
@@ -151,10 +152,10 @@ __global__ void __launch_bounds__(Launch::THREADS, 8 / WARPS)
             }
 #pragma unroll
         for (int n = 0; n < TILE / 8; n++) {
-            // Registers would not do if what comes next was loaded before, and its addresses worked out.
+            // Keeps the next loads and their addresses behind this point. Earlier, they would need too many registers.
             __syncwarp();
             asm volatile("" : "+r"(start));
-            float by_query[2][4] = {};  // of the first two blocks, and of the last one twice
+            float by_query[2][4] = {};  // for the first two blocks, and for the last one, repeated
             float (&own_score)[4] = reinterpret_cast<float(&)[4]>(score[n * 4]);
 #pragma unroll
             for (int i = 0; i < 4; i++) own_score[i] = by_key[2][i] = 0;
@@ -203,7 +204,7 @@ __global__ void __launch_bounds__(Launch::THREADS, 8 / WARPS)
             }
     }
 
-    // What was computed lies for a moment where the warp's own queries lay.
+    // Results first overwrite the warp's own queries, which no other warp reads.
     if (first + own >= size) return;
     softmax.end(shared, own);
     __syncwarp();

@@ -95,7 +95,8 @@ __global__ void __launch_bounds__(Launch::THREADS, 1)
         const int first = chunk * ARTICLES, last = min(first + ARTICLES, articles);
         const bool is_reached =
             threadIdx.x < last - first && Packing{first_unit}.units(first + threadIdx.x) * UNIT_ROWS > slab * POSITIONS;
-        // The previous task no longer uses the memory written below; and no text reaches this one's slab.
+        // After this barrier the previous task no longer uses the memory written below. Skip a slab that no text
+        // reaches.
         if (!__syncthreads_or(is_reached)) continue;
         if (slice != loaded) {
             loaded = slice;

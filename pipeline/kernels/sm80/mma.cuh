@@ -48,7 +48,7 @@ __device__ __forceinline__ void multiply<Int8>(int32 (&d)[4], const uint32 (&a)[
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
-// Compute d [8, 8] += a [8, 16] · b [16, 8], the quarter of the product above for the registers a and b.
+// Compute d [8, 8] += a [8, 16] · b [16, 8]: a quarter of the product above, for one register each of a and b.
 __device__ __forceinline__ void multiply_quarter(int32& d0, int32& d1, uint32 a, uint32 b) {
     asm volatile("mma.sync.aligned.m8n8k16.row.col.s32.u8.s8.s32 {%0, %1}, {%2}, {%3}, {%0, %1};"
                  : "+r"(d0), "+r"(d1)

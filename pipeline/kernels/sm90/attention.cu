@@ -28,7 +28,8 @@ struct Products {
         settle(score[0]);
     }
 
-    // Start to add powers times a piece of values to the sums of the softmax. What reads `score` later runs meanwhile.
+    // Start to add powers times a piece of values to the sums of the softmax. Meanwhile the caller adds `score` to the
+    // totals, and `settle` keeps these additions behind the start.
     static __device__ __forceinline__ void begin_add(Softmax<T, HEAD> (&softmax)[1], uint32 (&power)[1][TILE / 16][4],
                                                      float (&score)[1][TILE / 2], uint32 values) {
         const uint64 value = descriptor<ROW_BYTES>(values);

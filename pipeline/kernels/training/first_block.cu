@@ -116,7 +116,8 @@ __global__ void __launch_bounds__(CHANNELS)
 }
 
 // means [units]: the averages of `totals` over all values of the unit's article. gradient [units, ROWS, CHANNELS]:
-// the gradient of the sums.
+// the gradient of the sums. With a normalised value x and its gradient g, it is (g - mean(g) - x mean(g x)) /
+// deviation, as for every layer norm.
 template <typename Number, int ROWS, int POOL, int CHANNELS>
 __global__ void __launch_bounds__(CHANNELS)
     sum_gradients(const Number* upstream, const uint8* chosen, const float* sums, const float2* norms,
