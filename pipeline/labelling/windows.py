@@ -124,8 +124,9 @@ class Windows:
             if length < 1:
                 raise UsageError(f"a window of {self.size} tokens has none of a text: {framing} frame it")
             if self.overlap >= length:
-                what = f"overlap is {self.overlap:,}: it must be below the {room - framing:,}"
-                raise UsageError(f"{what} {unit} that {model.name} reads")
+                whose = "that you asked for" if self.size else f"that {model.name} reads"
+                what = f"overlap is {self.overlap:,}: it must be below the {length:,} {unit}"
+                raise UsageError(f"{what} of a window {whose}")
             if length + framing > room:
                 what = f"a window is {length + framing:,}: it must be at most the {room:,}"
                 raise UsageError(f"{what} {unit} that {model.name} reads")

@@ -128,7 +128,8 @@ def test_windows_that_do_not_fit_are_refused(folders: dict[str, Path]) -> None:
     for windows, overlap, message in (
         ("last:25t", 0, "a window is 25: it must be at most the 24 tokens that"),
         ("last:2t", 0, "a window of 2 tokens has none of a text"),
-        ("3", 22, "overlap is 22: it must be below the 22 tokens"),
+        ("3", 22, "overlap is 22: it must be below the 22 tokens of a window that"),
+        ("3:10t", 9, "overlap is 9: it must be below the 8 tokens of a window that you asked for"),
     ):
         with pytest.raises(UsageError, match=message):
             classify(["a"], model=folders["classes"], windows=windows, overlap=overlap, device="cpu")
