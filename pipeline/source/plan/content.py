@@ -20,7 +20,9 @@ from ..rows.format import Format
 _JSON_LINE = re.compile(rb'\s*\{[ \t]*"')
 _EMPTY_OBJECT_LINE = re.compile(rb"\s*\{[ \t]*\}[ \t]*\r?\n\s*\S")
 HEADS = (FEW_BYTES, 16 << 20)
-"""How many first bytes are read. The second number is for files that are compressed in larger blocks."""
+"""How many first bytes are read; and how many are read in a second try, if these are too few to decompress anything,
+because the file is compressed in larger blocks.
+"""
 _SHOWN = 40
 """How many bytes of the first line a message shows."""
 

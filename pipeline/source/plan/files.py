@@ -173,6 +173,7 @@ def find_files(
     """
     # List the files.
     top = root_of(root)
+    # With one format for all files, every name may be input: `bool` is true for any of them.
     listed = search(inputs, bool if input_format else may_be_input, endpoint)
     find = _Find(top, symbols, length, endpoint)
     # Read the first bytes of files whose names do not tell their formats.
@@ -498,7 +499,8 @@ class _Find:
         """Add the members of an archive that have the name in the URL or match its pattern. Without one, add all
         members.
         """
-        # Choose the members by the name or pattern in the URL.
+        # Choose the members by the name or pattern in the URL. A member of exactly that name has priority, because a
+        # name may hold characters that are special in a pattern.
         shown, wanted = named(listed.location, self._root), member_path(inside.member) if inside else "*"
         members = _members(listed.location, shown, self._endpoint)
         matching = (member for member in members if not is_hidden(member) and fnmatchcase(member.name, wanted))
