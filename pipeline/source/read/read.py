@@ -120,7 +120,7 @@ class OpenedFile:
         except (SourceError, UsageError) as error:
             self.problems.append(error.message)
             return
-        # Note what the file differs in, and where its part of the range ends.
+        # Note how the file differs from the first one. If it is read in parts, note where this part ends.
         self.file = examined.file
         self._selection = replace(selection, of_path=examined.of_path, class_names=examined.class_names)
         self.problems += [examined.remark] if examined.remark else []
@@ -339,7 +339,7 @@ def read_range(
     chunk_rows : int
         The largest number of rows in a chunk.
     skip : callable
-        Returns whether the chunk of that name is not wanted.
+        Returns whether to leave out the chunk of that name.
     spans : list of Span, optional
         A span "decode" is appended for the time spent parsing.
 
@@ -434,7 +434,7 @@ class _Reading:
     extent : Extent or None
         See `OpenedFile`.
     held : int
-        The bytes of the chunk's rows, if they come in parsed runs.
+        The bytes so far of the chunk that is being filled, if its pieces come parsed and say where chunks begin.
 
     """
 
@@ -488,6 +488,7 @@ class _Reading:
             yield self._call(waiting, skipped)
 
     def _cut(self, cutting: Cutting, piece: Piece) -> Iterator[tuple[int, int, bool]]:
+        """Cut a piece into parts, each within one chunk, as `Cutting.cut` does."""
         if isinstance(piece, Lines):
             return cutting.cut(np.minimum(piece.sizes, self.selection.most_held))
         if piece.is_new is not None:
@@ -498,7 +499,7 @@ class _Reading:
             return cutting.cut(piece.sizes)
         bound, sizes = piece.block.total_bytes, piece.block.sizes
         most_held = self.selection.most_held
-        bound = min(bound, len(piece) * min(bound, most_held))
+        bound = min(bound, len(piece) * min(bound, most_held))  # no record counts more than `most_held`
         return cutting.cut_unsized(len(piece), bound, lambda: np.minimum(sizes(), most_held))
 
     def _call(self, pieces: list[Piece], skipped: bool) -> Callable[[], Chunk | Skipped]:

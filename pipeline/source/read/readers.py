@@ -36,8 +36,12 @@ MOST_OF_ONE = LIMITS.chunk_bytes
 """Roughly the most bytes of a chunk. This process reserves them before it reads a chunk."""
 
 MOST_BYTES = 8 * MOST_OF_ONE
+"""The default number of bytes for which a `Room` has room."""
+
 MOST_CHUNKS = 32
-"""Two chunks for each task of a worker. A job that is stopped still labels the chunks that were read."""
+"""The default number of chunks: two for each task of a worker. A job that is stopped still labels the chunks that were
+read, so more of them would delay its end.
+"""
 
 
 class Room:
