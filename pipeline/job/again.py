@@ -128,7 +128,7 @@ def taken_up(place: Location) -> tuple[Paths, list[str], dict[str, Any]]:
     request = from_json(folder.store.read(REQUEST), SavedRequest, folder.path / REQUEST)
     files = {name: getattr(request, name) for name in ("root", "truth", "map_labels")}
     options = options_of(folder.manifest().fingerprint) | files
-    del options["chunk_size"]  # a job that resumes always has it
+    del options["chunk_size"]  # a job that resumes takes it from its manifest (`plan` of run.py)
     return (
         Paths(request.inputs),
         [*request.models],

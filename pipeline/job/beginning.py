@@ -147,7 +147,7 @@ class Resumed:
     saved : SavedPlan or None
         The plan of the job, with those of its updates; None if the folder has no plan.
     growth : Growth or None
-        The files that have been added since; None if there are none.
+        How many files were added since the job began, and how many are put off; None if there are neither.
     put_off : tuple of int
         The numbers of the ranges that are left to an update, because some of their files have changed or are gone.
 

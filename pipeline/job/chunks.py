@@ -243,6 +243,7 @@ def _count_earlier(report: JobReport, before: Entries) -> None:
 
 def _close_range(report: JobReport, end: RangeEnd) -> None:
     """Count the problems of the files of a range."""
+    # Keep the rows of a file by its name only if it is read alone or has a problem, as there may be very many files.
     amiss = {path for path, _ in end.problems}
     named_paths = amiss if len(end.files) > 1 else {path for path, _ in end.files}
     report.run.rows_of.update({path: rows for path, rows in end.files if rows and path in named_paths})

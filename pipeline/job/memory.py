@@ -103,7 +103,7 @@ def memory_of(
     weights = sum(model.weight_bytes for model in models) - shared
     readers = _readers(max(1, workers)) if on_gpu else 0
     own_rows = MOST_CHUNKS * chunk_rows if rows is None else round(_IN_FLIGHT * rows / max(1, workers))
-    most_bytes = max(MOST_BYTES, (readers + 8) * MOST_OF_ONE if on_gpu else 0)
+    most_bytes = max(MOST_BYTES, (readers + 8) * MOST_OF_ONE if on_gpu else 0)  # the room that `WorkerState` makes
     held_rows = min(own_rows, MOST_CHUNKS * chunk_rows, most_bytes / max(1.0, row_bytes))
     blocks = 0 if on_gpu else min(input_bytes // max(1, workers), (available_cores() + 1) * LIMITS.block_bytes)
     in_flight = round(held_rows * (row_bytes + _ROW_BYTES)) + _COPIES_OF_BLOCK * blocks
