@@ -75,6 +75,7 @@ def finish(
     ours |= {layout.closing_file(number, job) for number in ranges}
     _remove_others(folder, (ENTRIES,), lambda name: name in ours or layout.range_in_job(name, job) in others, job)
     withdrawn = {*(plan.withdrawn or ())} if plan else set()
+    # Add up the totals of the update that ends. If it withdraws ranges, or the whole job ends, those of all updates.
     numbers = range(1 if withdrawn else update or 1, 1 + (update or len(manifest.updates)))
     sums = {number: Sums(folder.plan_of(manifest, number)) for number in numbers}
     parts = _check_committed(folder, manifest, plan, counted, list(sums.values()))
