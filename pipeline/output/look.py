@@ -36,7 +36,23 @@ QUANTILES = (0.1, 0.25, 0.5, 0.75, 0.9)
 """The quantiles that are given of the scores of each value."""
 
 _THRESHOLDS, _SHARES, _AT = (0.5, 0.7, 0.9, 0.99), (0.1, 0.25, 0.5, 0.75, 0.9, 0.99), 0.9
-_FEW, _FEW_TO_FOLLOW, _FOLLOWS, _BY_CHANCE, _NAMED = 10, 100, 0.5, 1e-3, 4
+"""The default thresholds of `look`; the quantiles that take their place if scores are no shares; and the default
+threshold of `compare`.
+"""
+
+_FEW, _FEW_TO_FOLLOW = 10, 100
+"""A value with fewer rows than the first number does not count: its scores are not called constant. With fewer rows
+than the second number, scores are not said to follow a column or the length of texts.
+"""
+
+_FOLLOWS = 0.5
+"""From this share of the variance on, scores follow a column; and from this correlation on, the length of texts."""
+
+_BY_CHANCE = 1e-3
+"""A value of which all rows, or none, are kept has a remark if that would happen by chance less often than this."""
+
+_NAMED = 4
+"""The largest number of values that a remark names."""
 
 _BY_VALUE = """GROUP BY GROUPING SETS ((), ({value})) ORDER BY grouping({value}) DESC, rows DESC, value LIMIT 1001"""
 _SPAN = "SELECT min({score}) AS low, max({score}) AS high, approx_quantile({score}, {shares}) AS shares FROM {table}"
@@ -161,6 +177,7 @@ def _remarks(every: Facts, values: Sequence[Facts], thresholds: Sequence[float],
     """Yield what the user should know before trusting the scores."""
     told: dict[str, list[str]] = defaultdict(list)
     for name, one in (("all rows", every), *((shown(one["value"]), one) for one in values)):
+        # If the rows of a value were drawn from all rows, each would be kept with the probability `of_all`.
         shares = [*zip(thresholds, one["kept"], every["kept"], strict=True)]
         for bound, what, places in ((1, "wholly kept", shares[::-1]), (0, "wholly dropped", shares)):
             chances = ((at, abs(1 - bound - of_all) ** one["rows"]) for at, share, of_all in places if share == bound)
