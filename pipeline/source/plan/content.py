@@ -105,10 +105,10 @@ def told_by(stored: bytes, is_whole: bool, compression: str | None, is_json: boo
         text = head.decode(encoding, "ignore").encode().removeprefix(BOM)
     if not text.strip() or _JSON_LINE.match(text) or _EMPTY_OBJECT_LINE.match(text):
         return Told(Kind.READABLE, Jsonl.suffixes[0])
-    told = _why_not_lines(text, is_json)
+    reason = _why_not_lines(text, is_json)
     if is_json and found is None and is_whole and _is_one_object(text):
-        return Told(Kind.OTHER, reason=told)
-    return Told(Kind.UNKNOWN, reason=told)
+        return Told(Kind.OTHER, reason=reason)
+    return Told(Kind.UNKNOWN, reason=reason)
 
 
 def _is_one_object(text: bytes) -> bool:

@@ -245,8 +245,10 @@ def examine(file: InputFile, selection: Selection, first: tuple[str, Schema] | N
     file = identified(file)
     with open_at(file, peek=True) as stream:
         head = stream.read(_FIRST_BYTES)
-    if not head:  # an empty CSV has no rows, but a file that must have metadata, such as Parquet, is damaged
-        raise (SourceError if file.format.jumps else EmptyFile)(f"{file.path}: the file is empty")
+    if not head:
+        # An empty CSV has no rows, but a file that must have metadata, such as Parquet, is damaged.
+        kind = SourceError if file.format.jumps else EmptyFile
+        raise kind(f"{file.path}: the file is empty")
     if not file.format.jumps and (within := compression_of(head)):
         raise SourceError(f"{file.path}: it holds {within.name} within {file.compression}: decompress it once")
     _refuse_other(file.path, head, file.format)

@@ -99,7 +99,7 @@ _REMEDIES = {
 }
 _ONE_OBJECT = "it is a JSON object, as a configuration is, and not an object a line"
 _OF_SPARK = re.compile(r"part-(?:[a-z]-)?\d{4}")
-_ONE_READER = "a {} file is read at many places at once: {}"
+_MUST_JUMP = "a {} file is read at many places at once: {}"
 _NO_RANGES = "its server cannot do that; download it first"
 
 _OLD_VERSIONS = (
@@ -358,7 +358,7 @@ def _format_of(suffix: str, compression: str | None, name: str) -> Format:
         )
     form = FORMATS[suffix]
     if compression and form.jumps:
-        raise UsageError(f"{name}: {_ONE_READER.format(form.name, 'decompress it first')}")
+        raise UsageError(f"{name}: {_MUST_JUMP.format(form.name, 'decompress it first')}")
     return form
 
 
@@ -453,7 +453,7 @@ class _Find:
                 self._look_into(replace(listed, location=inside.archive if inside else location), inside)
             else:
                 if form.jumps and not listed.ranges:
-                    raise SourceError(f"{name}: {_ONE_READER.format(form.name, _NO_RANGES)}")
+                    raise SourceError(f"{name}: {_MUST_JUMP.format(form.name, _NO_RANGES)}")
                 self._take(listed, name, form, compression)
         except SourceError as error:
             self.problems.append((name, error.message))
@@ -531,7 +531,7 @@ class _Find:
                 seen.add(member.name)
                 form = _format_of(suffix, compression, name)
                 if form.jumps:
-                    raise SourceError(f"{name}: {_ONE_READER.format(form.name, 'unpack the archive first')}")
+                    raise SourceError(f"{name}: {_MUST_JUMP.format(form.name, 'unpack the archive first')}")
                 if member.problem:
                     raise SourceError(f"{name}: {member.problem}")
                 self._take(listed, name, form, compression, member)
@@ -552,7 +552,7 @@ def _members(location: str, name: str, endpoint: str | None) -> list[Member]:
     try:
         with open_location(location, endpoint=endpoint) as raw:
             if not raw.ranges:
-                raise SourceError(f"{name}: {_ONE_READER.format('zip', _NO_RANGES)}")
+                raise SourceError(f"{name}: {_MUST_JUMP.format('zip', _NO_RANGES)}")
             return list_members(raw)
     except OSError as error:
         raise SourceError(f"{name}: {reason(error)}") from error

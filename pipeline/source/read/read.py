@@ -134,7 +134,7 @@ class OpenedFile:
         form, schema = self.file.format, self._schema
         if schema is not None:
             pieces = self._records(form, schema.start) if isinstance(form, RecordFormat) else self._rows(schema)
-            self.pieces = _begun(pieces)
+            self.pieces = _with_beginning_read(pieces)
         return self
 
     @property
@@ -214,7 +214,7 @@ class OpenedFile:
             if form.is_read_on_gpu:
                 source = raw = RawBlocks(source, form, at, extent.stop, slots, lambda: self.stored)
                 for block in raw:
-                    extent.begin = _begin(form, block, slots) if extent.begin is None else extent.begin
+                    extent.begin = _first_in_block(form, block, slots) if extent.begin is None else extent.begin
                     yield block
                 at = raw.at
             yield from form.parsed(source, at, extent, self.file.path, self._selection, self._spans)
@@ -259,7 +259,7 @@ class OpenedFile:
         return Start(row, begin)
 
 
-def _begin(form: RecordFormat, block: RawBlock, slots: Slots) -> int | None:
+def _first_in_block(form: RecordFormat, block: RawBlock, slots: Slots) -> int | None:
     """Return where the records of a part of a file begin, from its first block, or None if the block has no record."""
     for max_bytes in (FEW_BYTES, block.size):
         if len(starts := form.quick_split(slots.content(block, max_bytes), False).starts):
@@ -267,7 +267,7 @@ def _begin(form: RecordFormat, block: RawBlock, slots: Slots) -> int | None:
     return None
 
 
-def _begun(pieces: Iterator[Piece]) -> Iterator[Piece]:
+def _with_beginning_read(pieces: Iterator[Piece]) -> Iterator[Piece]:
     """Return the pieces. The first of them are read now."""
     first_pieces: list[Piece] = []
     failure: SourceError | UsageError | None = None
@@ -390,7 +390,7 @@ def chunks_of(
     """
     reading = _Reading(files, range_, selection, chunk_rows, skip, spans)
     for _, pieces in groupby(in_order(reading.calls()), lambda piece: piece.name):
-        yield _closed(list(pieces))
+        yield _whole_chunk(list(pieces))
     if not (reading.chunks or range_.number):  # the output needs a part, and so a schema, even if no row can be read
         name = part_name(range_.number, 0)
         reading.chunks = 1
@@ -398,7 +398,7 @@ def chunks_of(
     yield reading.end
 
 
-def _closed(pieces: Sequence[Chunk | Skipped]) -> Chunk | Skipped:
+def _whole_chunk(pieces: Sequence[Chunk | Skipped]) -> Chunk | Skipped:
     """Join pieces of one chunk, in order, to the chunk."""
     chunks = [piece for piece in pieces if isinstance(piece, Chunk)]
     if not chunks:

@@ -388,7 +388,7 @@ class Readers:
         process is replaced.
         """
         reader = self._free.get()
-        self._note(+1)
+        self._change_under_way(+1)
         try:
             if reader is None or not reader.is_alive:
                 self._discard(reader)
@@ -397,13 +397,14 @@ class Readers:
                 raise BroadsheetError("no process to read files can start: the worker is closing, or out of memory")
             yield reader
         finally:
-            self._note(-1)
+            self._change_under_way(-1)
             if reader is not None and reader.asked is not None:
                 self._discard(reader)
                 reader = self._started()
             self._free.put(reader)
 
-    def _note(self, change: int) -> None:
+    def _change_under_way(self, change: int) -> None:
+        """Change the number of requests under way, and with it the cores that each reader may use."""
         with self._lock:
             self._under_way += change
             self.ring.share.set(self.count // max(1, self._under_way))
