@@ -366,11 +366,10 @@ def planned_files(plan: Plan) -> JobInput:
             if not is_done and (range_.files or not plan.files):
                 left.append(replace(range_, start=start if range_.part_number else None))
                 reread_files = range_.files
-            start = (
-                before.start_after(range_.number, start if range_.part_number else Start(0, 0))
-                if not range_.is_last
-                else None
-            )
+            if range_.is_last:
+                start = None
+            else:
+                start = before.start_after(range_.number, start if range_.part_number else Start(0, 0))
         yield from sorted(left, key=lambda range_: sum(file.stored for file in range_.files), reverse=True)
 
     return JobInput(plan.selection, ranges, bytes=plan.bytes, problems=plan.problems, plan=plan)
@@ -464,5 +463,5 @@ def chunks_here(job_input: JobInput) -> Iterator[Chunk]:
             undecoded.update(name for reason in reasons if (name := not_decoded(reason)))
             yield item
     for name, rows in undecoded.items():
-        told = f"{counted(rows, 'row')} cannot be read as {name}: name the encoding that they have, such as latin-1"
-        warnings.warn(told, stacklevel=2)
+        message = f"{counted(rows, 'row')} cannot be read as {name}: name the encoding that they have, such as latin-1"
+        warnings.warn(message, stacklevel=2)

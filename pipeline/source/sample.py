@@ -44,7 +44,9 @@ are estimated.
 _LABEL_ROWS = 16_384
 """How many rows are examined to find out whether a label column numbers the classes."""
 
-_HEAD_BYTES = 1 << 20
+_MEASURED_BYTES = 1 << 20
+"""How many bytes at the beginning of a file show how many rows a byte has, and how long reading takes."""
+
 _CHUNK_ROWS = 16_384
 _LARGE_BYTES = 1 << 30
 
@@ -251,7 +253,7 @@ def _estimated(plan: Plan) -> tuple[int | None, float]:
     for files in kinds.values():
         total = sum(file.stored for file in files)
         some = _by_bytes(files)
-        found = [(file.stored, one) for file in some if (one := _density_of(file, plan)) is not None]
+        found = [(file.stored, density) for file in some if (density := _density_of(file, plan)) is not None]
         if not found:  # none can be read, or all are empty; the sample has reported those of its own files
             unknown += total
             continue
@@ -259,11 +261,11 @@ def _estimated(plan: Plan) -> tuple[int | None, float]:
         # If all files of the kind were examined, each counts by its bytes. Otherwise `_by_bytes` chose them by their
         # bytes, with a large file several times, so each choice counts once.
         weights = [stored if len(some) == len(files) else 1 for stored, _ in found]
-        rows += total * fmean((rows for _, (rows, _) in found), weights)
+        rows += total * fmean((rows_per_byte for _, (rows_per_byte, _) in found), weights)
         if files[0].front_to_back:
-            seconds = fmean((seconds for _, (_, seconds) in found), weights)
-            reading += total * seconds
-            longest = max(longest, seconds * max(file.stored for file in files))
+            seconds_per_byte = fmean((seconds for _, (_, seconds) in found), weights)
+            reading += total * seconds_per_byte
+            longest = max(longest, seconds_per_byte * max(file.stored for file in files))
     if not known:
         return None, 0.0
     return round(rows * (known + unknown) / known), max(reading / available_cores(), longest)
@@ -306,11 +308,11 @@ def _density(examined: Examined) -> tuple[int, int, float]:
     began = time.perf_counter()
     if file.member is not None:
         with open_at(file, peek=True) as stream:
-            text = stream.read(_HEAD_BYTES)
+            text = stream.read(_MEASURED_BYTES)
         stored = min(file.stored, round(len(text) * file.member.size / max(file.member.length, 1)))
     else:
-        with open_location(file.location, file.ranges, endpoint=file.endpoint, stop=_HEAD_BYTES) as raw:
-            head = raw.read(_HEAD_BYTES)
+        with open_location(file.location, file.ranges, endpoint=file.endpoint, stop=_MEASURED_BYTES) as raw:
+            head = raw.read(_MEASURED_BYTES)
         text, stored = beginning(head, compression_of(head[:HEAD_BYTES], file.compression))[0], len(head)
         if file.format.encoding != UTF8:
             # A byte stands for at most one character, and a character takes at most four bytes in UTF-8.
