@@ -214,13 +214,16 @@ def _compute(
         with Watchdog(client, "no chunk has finished", progress.warn, progress.patience) as watchdog:
             sources = _until(request.stop, timeline.watch(ranges), report.run)
             for event in classify_chunks(client, sources, job, watchdog, request.stop):
-                for one in () if event is None else _whole(event, request.folder, job):
-                    if isinstance(one, CommittedChunk):
-                        if one.name in counted:
-                            continue  # a range is read again, and this chunk of it was committed before
-                        counted[one.name] = one.entry.digest
-                    _count(report, one)
-                (progress.wait if event is None else progress.advance)(report)
+                if event is None:
+                    progress.wait(report)
+                else:
+                    for one in _whole(event, request.folder, job):
+                        if isinstance(one, CommittedChunk):
+                            if one.name in counted:
+                                continue  # a range is read again, and this chunk of it was committed before
+                            counted[one.name] = one.entry.digest
+                        _count(report, one)
+                    progress.advance(report)
                 if request.folder and time.perf_counter() - checked > _SECONDS_BETWEEN_CLAIMS:
                     request.folder.check_claim(job.fingerprint)
                     checked = time.perf_counter()

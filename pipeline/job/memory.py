@@ -34,7 +34,7 @@ _COPIES_OF_BLOCK = 4
 _IN_FLIGHT = 0.5
 """The share of a worker's rows that are in flight in a short job. The others are written, or not read yet."""
 
-_THREADS_THAT_READ = 16
+_MOST_READERS = 16
 """The largest number of reader processes for a GPU's worker."""
 
 
@@ -119,4 +119,4 @@ def memory_of(
 def _readers(workers: int) -> int:
     """Return the number of reader processes for each worker of a machine, as in `cluster.plugin.read_for_a_gpu`."""
     cores = max(1, available_cores() // workers)
-    return min(cores - cores // 8, _THREADS_THAT_READ)
+    return min(cores - cores // 8, _MOST_READERS)
