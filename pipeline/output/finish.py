@@ -90,8 +90,8 @@ def finish(
     _remove_others(folder, OF_CHUNKS, lambda name: name in parts or layout.range_in_job(name, job) in others, job)
     folder.store.remove_empty_folders(manifest.fingerprint.settings.names.folder)
     write_sidecars(folder.store, manifest, schema, ranges)
-    told = {"totals": totals, "schema": schema_hex(schema), "updates": _updates(folder, manifest, sums)}
-    manifest = msgspec.structs.replace(manifest, **told)
+    updates_now = _updates(folder, manifest, sums)
+    manifest = msgspec.structs.replace(manifest, totals=totals, schema=schema_hex(schema), updates=updates_now)
     folder.store.update(MANIFEST, before, to_json(manifest), check)
     folder.remove_withdrawn(manifest)
     folder.store.add(SUCCESS, b"", check)
