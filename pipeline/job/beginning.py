@@ -126,6 +126,7 @@ def of_one_file(one: OneFile, source: Any, options: Options) -> Options:
 
     Raises UsageError if an option or the file does not fit. A job that resumes replaces the file.
     """
+    # None of these options may be given, except a format that is also the ending of the file.
     for name in ("format", "layout", "partition_by", "part_rows", "shard", "update"):
         given = getattr(options, name)
         if given not in (TABLE[name].default, one.format):

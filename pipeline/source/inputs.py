@@ -162,6 +162,7 @@ class RowsInMemory:
 
     @property
     def once(self) -> bool:
+        """Whether the rows can be read only once."""
         return self.held.rows is None
 
 

@@ -65,6 +65,7 @@ class _Patterns(NamedTuple):
 
 @lru_cache
 def _patterns_of(delimiter: str, quote: str, cr_ends: bool) -> _Patterns:
+    # Without a quote no field is quoted: the pattern (?!) matches nothing.
     mark, end = re.escape(quote.encode()), re.escape(delimiter.encode())
     quoted = rb"%s(?:[^%s]++|%s%s)*+%s" % ((mark,) * 5) if quote else rb"(?!)"
     rest, line_end = rb"[^\r\n%s]*+" % end, rb"\r?\n|\r"

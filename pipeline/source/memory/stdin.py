@@ -52,7 +52,7 @@ class Stdin:
     stream : RawIOBase
         The stream, which must be unbuffered, so that a read returns the bytes that have arrived.
     kind : str, optional
-        One of `KINDS`. By default the stream is text that is not JSON.
+        One of `KINDS`. By default the stream is text, and is refused if it looks like another of these formats.
 
     """
 
