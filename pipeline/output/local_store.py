@@ -22,7 +22,7 @@ from .store import Store, no_check
 
 _Result = TypeVar("_Result")
 _TRIES = 5
-"""How often a file is written or removed if another process removes or adds a file at the same time."""
+"""How often the writing or removal of a file is tried, if another process removes or adds files at the same time."""
 
 _LEAST_READERS = 8
 _NO_HARD_LINKS = (errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK)
