@@ -9,6 +9,7 @@ from ..source.formats.csv import Csv
 from ..source.rows.chunk import Selection
 
 _ALL = int(np.iinfo(np.uint32).max)
+"""Says that every CR before a line end belongs to the line end (see `LineRules`)."""
 
 
 class CsvRecords:

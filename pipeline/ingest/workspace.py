@@ -19,6 +19,7 @@ from ..kernels.driver_calls import copy, make_current, record
 from ..kernels.twins import copy_small, page_locked
 
 _ALIGNED = 512
+"""Each array begins at a multiple of this many bytes, as in CuPy's own pool."""
 
 _FIRST = -1
 """The priority of the streams that read: their kernels are short, and the engine waits for their results."""

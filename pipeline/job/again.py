@@ -128,7 +128,7 @@ def taken_up(place: Location) -> tuple[Paths, list[str], dict[str, Any]]:
     request = from_json(folder.store.read(REQUEST), SavedRequest, folder.path / REQUEST)
     files = {name: getattr(request, name) for name in ("root", "truth", "map_labels")}
     options = options_of(folder.manifest().fingerprint) | files
-    del options["chunk_size"]  # a job that resumes always has it
+    del options["chunk_size"]  # a job that resumes takes it from its manifest (`plan` of run.py)
     return (
         Paths(request.inputs),
         [*request.models],
@@ -166,16 +166,17 @@ def refuse_difference(folder: OutputFolder, before: Fingerprint, now: Fingerprin
     steps, was, given = [], options_of(before), options_of(now)
     for name in TABLE:
         old, new = was.get(name), given.get(name)
-        there = "" if new is None else _shown(name, new)
-        there = "--id-column and --keep" if new and name == "id_column" else there  # the user may have given either
+        given_now = "" if new is None else _shown(name, new)
+        if new and name == "id_column":
+            given_now = "--id-column and --keep"  # the user may have given either
         if old is None and new is not None:
-            steps.append(f"leave out {there}")
+            steps.append(f"leave out {given_now}")
         elif name == "truth" and old != new:
             steps.append("give the --truth that it had, with the same answers")
         elif name == "map_labels" and old != new:
             steps.append("give the --map-labels that it had, with the same classes")
         elif old != new:
-            steps.append(f"add {_shown(name, old)}" + ("" if new is None else f" in place of {there}"))
+            steps.append(f"add {_shown(name, old)}" + ("" if new is None else f" in place of {given_now}"))
     for what, here in ((before.backend, now.backend), (before.writer, now.writer)):
         steps += [f"go on with {what}: this is {here}"] if what != here else []
     if before.model != now.model:

@@ -126,6 +126,7 @@ def of_one_file(one: OneFile, source: Any, options: Options) -> Options:
 
     Raises UsageError if an option or the file does not fit. A job that resumes replaces the file.
     """
+    # None of these options may be given, except a format that is also the ending of the file.
     for name in ("format", "layout", "partition_by", "part_rows", "shard", "update"):
         given = getattr(options, name)
         if given not in (TABLE[name].default, one.format):
@@ -147,7 +148,7 @@ class Resumed:
     saved : SavedPlan or None
         The plan of the job, with those of its updates; None if the folder has no plan.
     growth : Growth or None
-        The files that have been added since; None if there are none.
+        How many files were added since the job began, and how many are put off; None if there are neither.
     put_off : tuple of int
         The numbers of the ranges that are left to an update, because some of their files have changed or are gone.
 

@@ -214,13 +214,16 @@ def _compute(
         with Watchdog(client, "no chunk has finished", progress.warn, progress.patience) as watchdog:
             sources = _until(request.stop, timeline.watch(ranges), report.run)
             for event in classify_chunks(client, sources, job, watchdog, request.stop):
-                for one in () if event is None else _whole(event, request.folder, job):
-                    if isinstance(one, CommittedChunk):
-                        if one.name in counted:
-                            continue  # a range is read again, and this chunk of it was committed before
-                        counted[one.name] = one.entry.digest
-                    _count(report, one)
-                (progress.wait if event is None else progress.advance)(report)
+                if event is None:
+                    progress.wait(report)
+                else:
+                    for one in _whole(event, request.folder, job):
+                        if isinstance(one, CommittedChunk):
+                            if one.name in counted:
+                                continue  # a range is read again, and this chunk of it was committed before
+                            counted[one.name] = one.entry.digest
+                        _count(report, one)
+                    progress.advance(report)
                 if request.folder and time.perf_counter() - checked > _SECONDS_BETWEEN_CLAIMS:
                     request.folder.check_claim(job.fingerprint)
                     checked = time.perf_counter()
@@ -243,6 +246,7 @@ def _count_earlier(report: JobReport, before: Entries) -> None:
 
 def _close_range(report: JobReport, end: RangeEnd) -> None:
     """Count the problems of the files of a range."""
+    # Keep the rows of a file by its name only if it is read alone or has a problem, as there may be very many files.
     amiss = {path for path, _ in end.problems}
     named_paths = amiss if len(end.files) > 1 else {path for path, _ in end.files}
     report.run.rows_of.update({path: rows for path, rows in end.files if rows and path in named_paths})

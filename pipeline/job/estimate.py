@@ -47,11 +47,20 @@ from .waits import told_waits
 
 SAMPLE_ROWS = 1000
 _ENTRY_BYTES, _LABEL_BYTES = 1500, 200
+"""The approximate size of a chunk's entry in bytes, and what each class adds to it."""
+
 _CHUNK, _JOB = part_name(0, 0), "0" * 16
+"""The names of a chunk and of a job, for a part that is made only to measure its size."""
+
 _BATCHES, _RUNS, _PARTS = 4, 3, 5
+"""What is measured: on a GPU, the batches of a run and the runs; on a CPU, the parts of the sample."""
+
 _FEW = 100  # rows of the sample that an encoder labels alone
 _WARM_UP = Texts.of([b"x"] * 32)
 _MUCH_UNKNOWN, _MANY_CUT, _MANY_BAD = 0.2, 0.05, 0.01
+"""Above these shares there is a warning: of characters outside the alphabet, of texts that are longer than the model
+reads, and of texts that are empty or rows that cannot be labelled.
+"""
 
 
 @dataclass(frozen=True)
@@ -225,6 +234,7 @@ def dry_run(
     # Estimate the size of a row in the output, and the time of all rows.
     row_bytes = _output_bytes(judged, columns, names, min(chunk_rows, in_range))
     rate = rates.whole
+    # The time is unknown if the number of rows is, or if there are rows and none of the sample was labelled.
     computing = None if rows is None or not (rate or not rows) else rows / max(rate, 1e-9)
 
     def lasting(of_rate: float) -> float:

@@ -48,6 +48,8 @@ _SUBMIT_SECONDS = 0.05
 _LEAST_WINDOW = 16
 _LOADED_PER_WORKER = 8  # ranges whose rows are with the client: an engine computes one at a time
 _LOST_FIRST = 5
+"""The Dask priority of ranges that were lost with a worker. Other ranges have 0, and run later."""
+
 _CLOCK_SECONDS = 60.0
 """A job ends if the clock was set back by more than this many seconds, and nothing has progressed for the same time."""
 
@@ -258,6 +260,7 @@ class _Run:
         if self.live and time.monotonic() - self._asked > _SECONDS_BETWEEN_COUNTS:
             threads = self._client.nthreads()
             self._workers, self._threads, self._asked = len(threads), sum(threads.values()), time.monotonic()
+        # All ranges of a job come from files, or all from memory, so the first one tells which.
         loaded = any(flight.content for flight in itertools.islice(self.live.values(), 1))
         return max(_LOADED_PER_WORKER * self._workers if loaded else 4 * self._threads, _LEAST_WINDOW)
 

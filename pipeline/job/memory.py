@@ -34,7 +34,7 @@ _COPIES_OF_BLOCK = 4
 _IN_FLIGHT = 0.5
 """The share of a worker's rows that are in flight in a short job. The others are written, or not read yet."""
 
-_THREADS_THAT_READ = 16
+_MOST_READERS = 16
 """The largest number of reader processes for a GPU's worker."""
 
 
@@ -103,7 +103,7 @@ def memory_of(
     weights = sum(model.weight_bytes for model in models) - shared
     readers = _readers(max(1, workers)) if on_gpu else 0
     own_rows = MOST_CHUNKS * chunk_rows if rows is None else round(_IN_FLIGHT * rows / max(1, workers))
-    most_bytes = max(MOST_BYTES, (readers + 8) * MOST_OF_ONE if on_gpu else 0)
+    most_bytes = max(MOST_BYTES, (readers + 8) * MOST_OF_ONE if on_gpu else 0)  # the room that `WorkerState` makes
     held_rows = min(own_rows, MOST_CHUNKS * chunk_rows, most_bytes / max(1.0, row_bytes))
     blocks = 0 if on_gpu else min(input_bytes // max(1, workers), (available_cores() + 1) * LIMITS.block_bytes)
     in_flight = round(held_rows * (row_bytes + _ROW_BYTES)) + _COPIES_OF_BLOCK * blocks
@@ -119,4 +119,4 @@ def memory_of(
 def _readers(workers: int) -> int:
     """Return the number of reader processes for each worker of a machine, as in `cluster.plugin.read_for_a_gpu`."""
     cores = max(1, available_cores() // workers)
-    return min(cores - cores // 8, _THREADS_THAT_READ)
+    return min(cores - cores // 8, _MOST_READERS)

@@ -317,7 +317,9 @@ class _RowWriter:
 
     def bytes_of(self, table: pa.Table) -> bytes:
         data = bytes(self._form.write(table))
-        data, self._wrote_header = data[len(self._header) * self._wrote_header :], True
+        if self._wrote_header:
+            return data[len(self._header) :]
+        self._wrote_header = True
         return data
 
 

@@ -47,7 +47,7 @@ class DashboardProgress(Progress):
         self.patience = other.patience
         self._client = client
         self._report = report
-        self._told = 0.0
+        self._sent_at = 0.0
         self._pace = Pace(report.run.reach)
         self._turn = asyncio.Lock()
 
@@ -80,11 +80,11 @@ class DashboardProgress(Progress):
         self._other.stop()
 
     def _tell_again(self) -> None:
-        if time.monotonic() - self._told > _SECONDS_BETWEEN:
+        if time.monotonic() - self._sent_at > _SECONDS_BETWEEN:
             self._tell()
 
     def _tell(self) -> None:
-        self._told = time.monotonic()
+        self._sent_at = time.monotonic()
         self._client.loop.add_callback(self._send, self._snapshot())
 
     async def _send(self, snapshot: dict[str, Any]) -> None:

@@ -59,8 +59,8 @@ _RUNNING = ("executing", "long-running")
 """The states of a task whose result somebody waits for. A task that has seceded from its thread is long-running."""
 
 _LAST_WITH_SPANS = 64
-"""A task returns the spans of as many of the chunks that it committed last. It has already sent the spans of earlier
-chunks to the client, in a `CommitReport`.
+"""How many chunks have their spans in the result of a task: the last ones that it committed. It has sent the spans of
+earlier chunks to the client, in a `CommitReport`, long before.
 """
 
 _PACKED_AT_ONCE = 64

@@ -48,6 +48,7 @@ class ClientStarts:
         number = end.number
         self._read[number] = end
         known = {number: self._known[number]} if number in self._known else {}
+        # Go on from range to range, as long as each was read from its start: the next begins where it ended.
         while (end := self._read.get(number, end)).number == number and self.is_awaited(self._parts[number]):
             start = self._known.get(number) if self._parts[number].part_number else Start(0, end.begin or 0)
             if not isinstance(start, Start) or end.begin != start.byte or end.after is None:

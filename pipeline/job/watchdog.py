@@ -106,10 +106,11 @@ class Watchdog:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         if self._looked is not None and self._client.status == "running":
-            stopped = _stopped() if self._last > self._began else []  # not after the model is loaded, too
+            # Look once in a job, after its chunks: the watchdog of the loading of the model notes no progress.
+            stopped = _stopped() if self._last > self._began else []
             for process, message, is_helper in stopped:
                 self.warn(f"{message}; whoever reads what this command says waits for that process, too")
-                if is_helper:  # then it ends by itself
+                if is_helper:  # once it runs again, it ends by itself
                     with suppress(psutil.Error):
                         process.resume()
         self._woken.put(False)

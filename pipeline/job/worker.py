@@ -119,9 +119,10 @@ class WorkerState:
         return partial(place_on_gpu, self._locks(readers).lock_for_pieces)
 
     def _locks(self, readers: Readers) -> PageLocks:
+        """Return the page locks of the readers' slots, and make room for more chunks: their texts are on the GPU."""
         from ..ingest.page_lock import PageLocks  # it needs CuPy
 
-        self.room.grow((readers.count + _WAITING) * MOST_OF_ONE)  # texts then lie in the memory of the GPU
+        self.room.grow((readers.count + _WAITING) * MOST_OF_ONE)
         with self._locking:
             self._page_locks = self._page_locks or PageLocks(readers.ring)
             return self._page_locks

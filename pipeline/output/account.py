@@ -111,6 +111,7 @@ def gaps(chunks: Mapping[str, Sources], closed: Mapping[int, ClosingEntry], plan
     known: set[int] = set()
     row: int | None = 0
     for number, files in zip(numbers, listed, strict=True):
+        # The parts of a file, which have the same tuple of files, number its rows one after the other.
         row = row if files and files is before else 0
         closing, before = closed.get(number), files
         if files == () and (closing is None or closing.files):
@@ -231,7 +232,7 @@ class ModelCounts:
             self.learned = said.learned if self.learned is UNSET else self.learned.plus(said.learned)
         if said.confusion is not None:
             self.pairs = Counter() if self.pairs is None else self.pairs
-            for true, label, rows in said.confusion:
+            for true, label, rows in said.confusion:  # rows without a truth count together, whatever their label is
                 self.pairs[true, 0 if true == NO_TRUTH else label] += rows
 
     @property

@@ -191,7 +191,7 @@ class _Joined:
 
     @property
     def saves(self) -> int:
-        """The number of parts that the folder has less."""
+        """How many parts fewer the folder has once these are joined."""
         before = sum(len(chunk.folders) for files in self.files for chunk in files.chunks)
         return before - sum(len(_Size().plus(chunks).folders) for chunks in self.chunks)
 
@@ -239,7 +239,7 @@ def compact(
     endpoint : str, optional
         As `classify` takes it.
     told : callable, optional
-        Called with what is to be done, before it is.
+        Called before anything is written, with what will be done.
 
     Returns
     -------

@@ -75,6 +75,7 @@ def finish(
     ours |= {layout.closing_file(number, job) for number in ranges}
     _remove_others(folder, (ENTRIES,), lambda name: name in ours or layout.range_in_job(name, job) in others, job)
     withdrawn = {*(plan.withdrawn or ())} if plan else set()
+    # Add up the totals of the update that ends. If it withdraws ranges, or the whole job ends, those of all updates.
     numbers = range(1 if withdrawn else update or 1, 1 + (update or len(manifest.updates)))
     sums = {number: Sums(folder.plan_of(manifest, number)) for number in numbers}
     parts = _check_committed(folder, manifest, plan, counted, list(sums.values()))
@@ -89,8 +90,8 @@ def finish(
     _remove_others(folder, OF_CHUNKS, lambda name: name in parts or layout.range_in_job(name, job) in others, job)
     folder.store.remove_empty_folders(manifest.fingerprint.settings.names.folder)
     write_sidecars(folder.store, manifest, schema, ranges)
-    told = {"totals": totals, "schema": schema_hex(schema), "updates": _updates(folder, manifest, sums)}
-    manifest = msgspec.structs.replace(manifest, **told)
+    updates_now = _updates(folder, manifest, sums)
+    manifest = msgspec.structs.replace(manifest, totals=totals, schema=schema_hex(schema), updates=updates_now)
     folder.store.update(MANIFEST, before, to_json(manifest), check)
     folder.remove_withdrawn(manifest)
     folder.store.add(SUCCESS, b"", check)

@@ -323,7 +323,7 @@ class OutputFolder:
         manifest = self.manifest()
         number = self.under_way(manifest)
         plan = self.plan_of(manifest, number) if number else None
-        others = {-1, *(plan.withdrawn or () if plan else ())}
+        others = {-1, *(plan.withdrawn or () if plan else ())}  # -1: files of other jobs, see `range_in_job`
         if plan is not None and plan.compacted is not UNSET:
             others = {-1, *range_numbers(plan)}
         return lambda name: layout.range_in_job(name, job) not in others
@@ -555,6 +555,7 @@ class OutputFolder:
         chunks = [which] if isinstance(which, str) else []
         if isinstance(which, int):
             files = (name.rpartition("/")[2] for name in self.store.files(ENTRIES) if layout.of_job(name, job))
+            # The names of a range's chunks are alike up to the number of the chunk, which here has seven digits.
             chunks = [name.rpartition("-")[0] for name in files if name.startswith(part_name(which, 0)[:-7])]
         entries = {chunk: committed_entry(self.store, chunk, job, names) for chunk in chunks}
         return {chunk: entry for chunk, entry in entries.items() if entry is not None}

@@ -436,6 +436,10 @@ def from_plain(column: pa.Array, kind: pa.DataType) -> pa.Array:
 
 
 def _shortest(column: pa.Array) -> pa.Array:
+    """Return each float16 or float32 as the float64 with the fewest digits that reads back as the same value.
+
+    Arrow writes the fewest digits as text, so each value goes through its text.
+    """
     short = column.cast(pa.string()).cast(pa.float64())
     back = short.to_numpy(zero_copy_only=False).astype(column.type.to_pandas_dtype())
     # The values were rounded twice, so some may differ. A NaN is never equal, but both branches give a NaN.

@@ -86,7 +86,7 @@ def _lists(column: pa.ListArray) -> pa.LargeStringArray:
 
 
 def _floats(column: pa.DoubleArray) -> pa.LargeStringArray:
-    values = pc.fill_null(column, 0.5).to_numpy()
+    values = pc.fill_null(column, 0.5).to_numpy()  # `json_texts` puts "null" in the place of any text of these
     sizes = np.abs(values)
     with np.errstate(invalid="ignore"):  # some NaNs give a warning
         is_short = (sizes >= _SHORT[0]) & (sizes < _SHORT[1]) & (values != np.floor(values))

@@ -22,8 +22,11 @@ from .store import Store, no_check
 
 _Result = TypeVar("_Result")
 _TRIES = 5
+"""How often the writing or removal of a file is tried, if another process removes or adds files at the same time."""
+
 _LEAST_READERS = 8
 _NO_HARD_LINKS = (errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK)
+"""The errors of a file system that has no hard links, or allows no more of them for a file."""
 
 
 @dataclass(frozen=True)

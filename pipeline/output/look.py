@@ -36,7 +36,23 @@ QUANTILES = (0.1, 0.25, 0.5, 0.75, 0.9)
 """The quantiles that are given of the scores of each value."""
 
 _THRESHOLDS, _SHARES, _AT = (0.5, 0.7, 0.9, 0.99), (0.1, 0.25, 0.5, 0.75, 0.9, 0.99), 0.9
-_FEW, _FEW_TO_FOLLOW, _FOLLOWS, _BY_CHANCE, _NAMED = 10, 100, 0.5, 1e-3, 4
+"""The default thresholds of `look`; the quantiles that take their place if scores are no shares; and the default
+threshold of `compare`.
+"""
+
+_FEW, _FEW_TO_FOLLOW = 10, 100
+"""A value with fewer rows than the first number does not count: its scores are not called constant. With fewer rows
+than the second number, scores are not said to follow a column or the length of texts.
+"""
+
+_FOLLOWS = 0.5
+"""From this share of the variance on, scores follow a column; and from this correlation on, the length of texts."""
+
+_BY_CHANCE = 1e-3
+"""A value of which all rows, or none, are kept has a remark if that would happen by chance less often than this."""
+
+_NAMED = 4
+"""The largest number of values that a remark names."""
 
 _BY_VALUE = """GROUP BY GROUPING SETS ((), ({value})) ORDER BY grouping({value}) DESC, rows DESC, value LIMIT 1001"""
 _SPAN = "SELECT min({score}) AS low, max({score}) AS high, approx_quantile({score}, {shares}) AS shares FROM {table}"
@@ -83,10 +99,10 @@ def look(name: str, per: Sequence[str], by: str | None = None, at: Sequence[floa
         pieces = chain([schema.empty_table()], read({*names}))
         _fill(database, "labelled", ({c: _best(rows.column(n)) for n, c in called.items()} for rows in pieces))
         chosen_columns = [(column, label, score) for column in per for label, score in models]
-        return [{"column": one[0], "score": one[2], **_told(database, called, one, at)} for one in chosen_columns]
+        return [{"column": one[0], "score": one[2], **_look_at(database, called, one, at)} for one in chosen_columns]
 
 
-def _told(
+def _look_at(
     database: DuckDBPyConnection,
     called: Mapping[str, str],
     chosen_columns: tuple[str, str | None, str],
@@ -99,11 +115,8 @@ def _told(
     """
     # Choose the thresholds, by the quantiles if the scores are no shares.
     column, label, score = chosen_columns
-    score_column, chars, thresholds = (
-        called[score],
-        called.get(N_CHARS.name, "NULL::BIGINT"),
-        sorted({*at}) or [*_THRESHOLDS],
-    )
+    score_column, chars = called[score], called.get(N_CHARS.name, "NULL::BIGINT")
+    thresholds = sorted({*at}) or [*_THRESHOLDS]
     (span,) = _facts(database, _SPAN.format(score=score_column, shares=[*_SHARES], table="labelled"))
     if not at and not _is_share(span):
         thresholds = sorted({float(f"{share:.2g}") for share in span["shares"]})
@@ -159,18 +172,19 @@ def _sorts(column: str, between: float | None) -> Iterator[str]:
 
 def _remarks(every: Facts, values: Sequence[Facts], thresholds: Sequence[float], has_chars: bool) -> Iterator[str]:
     """Yield what the user should know before trusting the scores."""
-    told: dict[str, list[str]] = defaultdict(list)
+    names_of: dict[str, list[str]] = defaultdict(list)
     for name, one in (("all rows", every), *((shown(one["value"]), one) for one in values)):
+        # If the rows of a value were drawn from all rows, each would be kept with the probability `of_all`.
         shares = [*zip(thresholds, one["kept"], every["kept"], strict=True)]
         for bound, what, places in ((1, "wholly kept", shares[::-1]), (0, "wholly dropped", shares)):
             chances = ((at, abs(1 - bound - of_all) ** one["rows"]) for at, share, of_all in places if share == bound)
             if at := next((at for at, chance in chances if chance < _BY_CHANCE), None):
-                told[f"{what} at {at:g}"].append(name)
+                names_of[f"{what} at {at:g}"].append(name)
         if one["rows"] >= _FEW and one["lowest"] == one["highest"] is not None:
-            told["constant scores"].append(name)
+            names_of["constant scores"].append(name)
         if one["rows"] >= _FEW_TO_FOLLOW and abs(one["follows_length"] or 0) >= _FOLLOWS:
-            told["scores follow length"].append(f"{name} ({one['follows_length']:+.2f})")
-    for what, names in sorted(told.items()):
+            names_of["scores follow length"].append(f"{name} ({one['follows_length']:+.2f})")
+    for what, names in sorted(names_of.items()):
         more = f" and {len(names) - _NAMED:,} more" if len(names) > _NAMED else ""
         yield f"Warning: {what}: {', '.join(names[:_NAMED])}{more}"
     if others := every["rows"] - sum(one["rows"] for one in values):

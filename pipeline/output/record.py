@@ -94,13 +94,14 @@ class Judged(Figures, frozen=True, kw_only=True, forbid_unknown_fields=True):
     def check(self, written: int, labelled: int) -> None:
         """Raise ValueError if the figures contradict each other.
 
-        written: the number of written rows. labelled: the number of labelled rows.
+        written: the number of written rows. labelled: the number of rows that the model has read, which are the written
+        and the filtered ones.
         """
-        labelled_rows, given = written - self.unlabelled, sum(self.labels.values())
+        with_label, given = written - self.unlabelled, sum(self.labels.values())
         if self.multi_label:
-            if labelled_rows < 0 or given < labelled_rows or max(self.labels.values(), default=0) > labelled_rows:
+            if with_label < 0 or given < with_label or max(self.labels.values(), default=0) > with_label:
                 raise ValueError("`labels` do not fit `rows_written` and `unlabelled`")
-        elif given != labelled_rows:
+        elif given != with_label:
             raise ValueError("`labels` and `unlabelled` do not add up to `rows_written`")
         if min(self.labels.values(), default=1) < 1:
             raise ValueError("`labels` has a label without rows")
@@ -489,7 +490,7 @@ class Manifest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class SavedSelection(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A saved `source.chunk.Selection`.
+    """A saved `source.rows.chunk.Selection`.
 
     kept_types: the Arrow schema of the kept columns, as its IPC message in hexadecimal. label_numbers_from: the number
     of the first class in a truth column of class numbers, as the user gave it or the job found it.

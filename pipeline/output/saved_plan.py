@@ -62,7 +62,8 @@ def plan_from(
     name: object,
     limit: int | None = None,
 ) -> Plan:
-    """Load a plan over the files as they are now. Only the file that resolved the columns is opened.
+    """Load a plan over the files as they are now. This opens the file that resolved the columns and, if columns are
+    copied, a few others to find the types of these, as `plan_files` does.
 
     Raises OutputError if the plan is damaged or is not that of the job.
 

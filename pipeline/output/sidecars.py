@@ -54,9 +54,15 @@ from .store import Store, check_claim
 
 FORMATS = ("parquet", "jsonl", "npy")
 _COMPRESSED = {".gz": "gzip", ".zst": "zstd", ".bz2": "bz2", ".lz4": "lz4", ".xz": None}
+"""The compressions of input files by suffix, as Arrow names them. Arrow cannot write xz, so no sidecar has it."""
+
 _POSITION = ("file", "row")
 _ROW_GROUP = 1 << 17
+"""The rows of a row group in a Parquet sidecar."""
+
 _BLOCK = 1 << 22
+"""How many bytes of a sidecar are hashed in one go."""
+
 _TRIES = 3
 KEPT = "kept"
 """The field of a quarantined row that holds the columns that identify the row."""

@@ -1,4 +1,4 @@
-"""Reread a finished job's output and check it against its manifest and plan, row by row, and against its input."""
+"""Reads a finished job's output again, and checks it row by row against its manifest, its plan and its input."""
 
 from __future__ import annotations
 

@@ -68,6 +68,7 @@ _COMPARE: Mapping[str, Callable[[Any, Any], Any]] = {"==": eq, "!=": ne, "<": lt
 
 _MOST_CLASSES = 20
 _ZONE = re.compile(r":.*(Z|[+-][\d:]+)$")
+"""Matches the text of a time that ends with its time zone, such as ``12:00+01:00``."""
 
 
 @dataclass(frozen=True)

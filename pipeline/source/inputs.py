@@ -162,6 +162,7 @@ class RowsInMemory:
 
     @property
     def once(self) -> bool:
+        """Whether the rows can be read only once."""
         return self.held.rows is None
 
 
@@ -245,6 +246,7 @@ def local_paths(source: Any, input_format: str | None = None) -> list[str]:
     """
     names = [inside.archive if (inside := in_archive(name)) else name for name in paths_of(source) or ()]
     here = [name for name in names if as_url(name) is None]
+    # With one format for all files, every name may be input: `bool` is true for any of them.
     return [file.location for file in search(here, bool if input_format else may_be_input).files] if here else []
 
 
@@ -359,17 +361,16 @@ def planned_files(plan: Plan) -> JobInput:
         start: Start | None = None
         reread_files: tuple[InputFile, ...] | None = None  # the files of the last range that is to be read
         for range_ in plan.ranges:
-            # Later parts of the same file are read again, and their committed chunks only counted, because row
-            # numbers pass through them.
+            # A part of a file gets its first row number from the part before it. So once a part is to be read, the
+            # later parts of that file are read too; the rows of their committed chunks are only counted.
             is_done = range_name(range_.number) in before.committed and range_.files is not reread_files
             if not is_done and (range_.files or not plan.files):
                 left.append(replace(range_, start=start if range_.part_number else None))
                 reread_files = range_.files
-            start = (
-                before.start_after(range_.number, start if range_.part_number else Start(0, 0))
-                if not range_.is_last
-                else None
-            )
+            if range_.is_last:
+                start = None
+            else:
+                start = before.start_after(range_.number, start if range_.part_number else Start(0, 0))
         yield from sorted(left, key=lambda range_: sum(file.stored for file in range_.files), reverse=True)
 
     return JobInput(plan.selection, ranges, bytes=plan.bytes, problems=plan.problems, plan=plan)
@@ -430,6 +431,7 @@ def read_in_this_process(job_input: JobInput) -> Iterator[Chunk | RangeEnd | Unr
     """Yield the chunks of an input in their order, read in this process."""
     if job_input.plan is not None:
         plan, selection = job_input.plan, job_input.selection
+        # Read each file whole: the rows of a later part would have no numbers until the parts before it are read.
         whole = replace(plan, parts=(1,) * len(plan.sizes))
         reads = (partial(read_range, range_, selection, plan.chunk_rows, lambda _: False) for range_ in whole.ranges)
         with closing(ahead(reads, _RANGES_AT_ONCE, 1)) as items:
@@ -462,5 +464,5 @@ def chunks_here(job_input: JobInput) -> Iterator[Chunk]:
             undecoded.update(name for reason in reasons if (name := not_decoded(reason)))
             yield item
     for name, rows in undecoded.items():
-        told = f"{counted(rows, 'row')} cannot be read as {name}: name the encoding that they have, such as latin-1"
-        warnings.warn(told, stacklevel=2)
+        message = f"{counted(rows, 'row')} cannot be read as {name}: name the encoding that they have, such as latin-1"
+        warnings.warn(message, stacklevel=2)

@@ -37,12 +37,16 @@ _PLACES = 8
 """How many files, or places of a table, at even distances, a sample comes from."""
 
 _COUNTED_BYTES = 64 << 20
-"""How many bytes are read to count rows. The rows of a larger input are estimated."""
+"""The largest size of an input, in stored bytes, at which all of it is read to count its rows. Those of a larger input
+are estimated.
+"""
 
 _LABEL_ROWS = 16_384
 """How many rows are examined to find out whether a label column numbers the classes."""
 
-_HEAD_BYTES = 1 << 20
+_MEASURED_BYTES = 1 << 20
+"""How many bytes at the beginning of a file show how many rows a byte has, and how long reading takes."""
+
 _CHUNK_ROWS = 16_384
 _LARGE_BYTES = 1 << 30
 
@@ -218,6 +222,7 @@ def _some_rows(given: Given, selection: Selection) -> pa.Table | None:
 
 
 def _of_table(given: RowsInMemory, selection: Selection, rows: int, limit: int | None) -> Sample:
+    """Take a sample of about `rows` rows of a table, from places at even distances. See `sample_input`."""
     table, size = given.held, max(1, rows // _PLACES)
     if table.rows is None:
         raise UsageError(f"a dry run would use up the {table.kind}, which can be read only once: give files or a table")
@@ -248,18 +253,19 @@ def _estimated(plan: Plan) -> tuple[int | None, float]:
     for files in kinds.values():
         total = sum(file.stored for file in files)
         some = _by_bytes(files)
-        found = [(file.stored, one) for file in some if (one := _density_of(file, plan)) is not None]
-        if not found:  # if the sample contains these files, they are among its problems
+        found = [(file.stored, density) for file in some if (density := _density_of(file, plan)) is not None]
+        if not found:  # none can be read, or all are empty; the sample has reported those of its own files
             unknown += total
             continue
         known += total
-        # Otherwise a large file is in the list more often.
+        # If all files of the kind were examined, each counts by its bytes. Otherwise `_by_bytes` chose them by their
+        # bytes, with a large file several times, so each choice counts once.
         weights = [stored if len(some) == len(files) else 1 for stored, _ in found]
-        rows += total * fmean((rows for _, (rows, _) in found), weights)
+        rows += total * fmean((rows_per_byte for _, (rows_per_byte, _) in found), weights)
         if files[0].front_to_back:
-            seconds = fmean((seconds for _, (_, seconds) in found), weights)
-            reading += total * seconds
-            longest = max(longest, seconds * max(file.stored for file in files))
+            seconds_per_byte = fmean((seconds for _, (_, seconds) in found), weights)
+            reading += total * seconds_per_byte
+            longest = max(longest, seconds_per_byte * max(file.stored for file in files))
     if not known:
         return None, 0.0
     return round(rows * (known + unknown) / known), max(reading / available_cores(), longest)
@@ -302,14 +308,14 @@ def _density(examined: Examined) -> tuple[int, int, float]:
     began = time.perf_counter()
     if file.member is not None:
         with open_at(file, peek=True) as stream:
-            text = stream.read(_HEAD_BYTES)
+            text = stream.read(_MEASURED_BYTES)
         stored = min(file.stored, round(len(text) * file.member.size / max(file.member.length, 1)))
     else:
-        with open_location(file.location, file.ranges, endpoint=file.endpoint, stop=_HEAD_BYTES) as raw:
-            head = raw.read(_HEAD_BYTES)
+        with open_location(file.location, file.ranges, endpoint=file.endpoint, stop=_MEASURED_BYTES) as raw:
+            head = raw.read(_MEASURED_BYTES)
         text, stored = beginning(head, compression_of(head[:HEAD_BYTES], file.compression))[0], len(head)
         if file.format.encoding != UTF8:
-            # A character takes at most four bytes.
+            # A byte stands for at most one character, and a character takes at most four bytes in UTF-8.
             text = Transcoded(BytesIO(text), file.format.encoding).read(4 * len(text))
     records = read_records(BytesIO(text[start:]), file.format.split, start, limits=file.format.limits)
     rows = sum(map(len, records)) - (stored < file.stored)  # the last row is cut off there

@@ -326,7 +326,7 @@ class Origin(ABC):
     """A remote file that is open for reading.
 
     state: the state that its server last reported. ranges: whether it can be read from any byte on. at_once: how many
-    parallel requests for it pay off; 0 if the driver itself reads ahead.
+    parallel requests for it pay off; 1 if the driver itself reads ahead.
     """
 
     state: State

@@ -18,6 +18,7 @@ DEVICE_ACTIVITIES = ("kernels", "copy-in", "copy-out")
 """The activities of a device. If several run at a time, the first in this order counts."""
 
 _KEPT = 20_000
+"""How many changes, and how many past activities of the device, are remembered. The oldest are forgotten."""
 
 
 class ActivityLog:

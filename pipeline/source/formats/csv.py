@@ -65,6 +65,7 @@ class _Patterns(NamedTuple):
 
 @lru_cache
 def _patterns_of(delimiter: str, quote: str, cr_ends: bool) -> _Patterns:
+    # Without a quote no field is quoted: the pattern (?!) matches nothing.
     mark, end = re.escape(quote.encode()), re.escape(delimiter.encode())
     quoted = rb"%s(?:[^%s]++|%s%s)*+%s" % ((mark,) * 5) if quote else rb"(?!)"
     rest, line_end = rb"[^\r\n%s]*+" % end, rb"\r?\n|\r"
@@ -374,14 +375,14 @@ class Csv(RecordFormat):
             if len(records.starts) > max(1, len(records.problems)):
                 break
         # If the user named the columns, check that rows have as many fields.
-        told = form.delimiter if form.delimiter != self.delimiter else ""
+        named_delimiter = form.delimiter if form.delimiter != self.delimiter else ""
         if header is not None:
             if len(records.starts) and len(records.problems) == len(records.starts):
                 first = head.data[records.starts[0] : records.ends[0]].decode(UTF8, "replace")
                 other = next((c for c in DELIMITERS if c != form.delimiter and first.count(c) == len(header) - 1), None)
                 hint = f"; {separated_by(other)}" if other and len(header) > 1 and not selection.delimiter else ""
                 raise UsageError(f"{file.path}: {len(header)} columns are named; {records.problems[0]}{hint}")
-            return Schema(header, start=head.start, cr_ends=cr_ends, delimiter=told)
+            return Schema(header, start=head.start, cr_ends=cr_ends, delimiter=named_delimiter)
         # Otherwise the first record must be readable.
         if not len(records.starts):
             if head.failure:
@@ -397,7 +398,7 @@ class Csv(RecordFormat):
         after = int(records.starts[1]) if len(records.starts) > 1 else records.consumed
         if len(records.starts) > 1:
             replace(form, columns=names)._refuse_short_header(head, after, int(records.ends[1]), file.path)
-        return Schema(names, start=head.start + after, cr_ends=cr_ends, delimiter=told)
+        return Schema(names, start=head.start + after, cr_ends=cr_ends, delimiter=named_delimiter)
 
     def _by_separator_line(self, head: Head, selection: Selection) -> tuple[Self, Head]:
         """Return the dialect of a file, and its beginning without the line "sep=;" from which Excel takes the

@@ -59,7 +59,9 @@ ones.
 """
 
 _SAMPLED, _DIGITS = 50, 43
-"""Python rejects integers of more than 4,300 digits. Such a run has 43 digits at steps of 50 bytes."""
+"""Python rejects integers of more than 4,300 digits. If every 50th byte is examined, at least 86 of the examined bytes
+are digits of such a number. So if the examined bytes are grouped by 43, one group has nothing but digits.
+"""
 
 Positions = NDArray[np.int64]
 
@@ -157,6 +159,7 @@ def _taken(lines: Lines, which: Positions, begins: Positions, closes: Positions,
         Where escapes begin, in bytes of the block.
 
     """
+    # Leave out lines in which no quote is where the value should end.
     data, ends = lines.data, lines.ends[which]
     good = (begins <= closes) & (closes < ends) & (data[closes] == _QUOTE)
     if not good.all():
@@ -164,23 +167,25 @@ def _taken(lines: Lines, which: Positions, begins: Positions, closes: Positions,
     if (closes - begins).sum() < _LEAST_SHARE * (lines.ends - lines.starts).sum():
         return None
     left = _left(lines, which, begins, closes)
-    # There are objects within the objects of lines.
+    # If there are objects within the objects of lines, leave out the lines in which an inner one has the value.
     if np.count_nonzero(left.data | _CASE == _OPEN) > len(lines.starts):
         good = _are_of_lines(lines.block, lines.starts[which], begins)
         if not good.all():
             return _taken(lines, which[good], begins[good], closes[good], escapes)
+    # Leave out values with an escape of four digits, or with an invalid one.
     kinds = data[escapes + 1]
     row, within = _which(escapes, begins, closes)
     if (others := row[within & ~(_ESCAPES[kinds] & (escapes + 1 < closes[row]))]).size:
         which, begins, closes = (np.delete(array, others) for array in (which, begins, closes))
         return _taken(lines, which, begins, closes, escapes)
+    # Make the texts. A quote or control character that no escape stands for must not be in them.
     at, kinds, row = escapes[within], kinds[within], row[within]
     texts = _unescaped(lines.block, begins, closes, at, kinds, row)
     held, means = np.frombuffer(texts.buffers()[2], np.uint8), _STANDS_FOR[kinds]
     if count_of(held, np.equal, _QUOTE) > np.count_nonzero(means == _QUOTE):
         return None
     if held.min() < _SPACE and count_of(held, np.less, _SPACE) > np.count_nonzero(means < _SPACE):
-        return None  # a string must not hold a control character that is not escaped
+        return None
     return Taken(left, which, texts)
 
 
@@ -235,6 +240,7 @@ def _unescaped(
         The number of the part in which each escape is.
 
     """
+    # Copy the parts without their backslashes: each backslash is a gap between two pieces that are copied.
     counts = np.bincount(row, minlength=len(begins))
     before = np.cumsum(counts) - counts
     bounds = np.empty(2 * (len(begins) + len(at)), np.int64)
@@ -243,6 +249,7 @@ def _unescaped(
     places = 2 * (np.arange(len(at)) + row)
     bounds[places + 1], bounds[places + 2] = at, at + 1
     data = _every_second(block, bounds)
+    # Then replace each character after a backslash by the one for which it stands, if that is another.
     offsets = np.cumsum(np.append(0, ends - begins - counts))
     if (is_other := kinds != _STANDS_FOR[kinds]).any():
         places = offsets[row] + at - begins[row] - (np.arange(len(at)) - before[row])
@@ -255,6 +262,7 @@ def distinct(lines: Lines) -> Lines:
 
     One line stands for all lines that differ from it only in digits other than 0, because these digits do not matter.
     """
+    # Replace each digit from 1 to 9 by 1. For any other byte the difference, modulo 256, is 9 or more.
     digits = lines.data - np.uint8(ord("1"))
     same = lines.data - digits * (digits < 9)
     texts = lines._replace(block=pa.py_buffer(same)).texts
@@ -335,6 +343,8 @@ def _are_valid(data: NDArray[np.uint8], at: Positions) -> NDArray[np.bool_]:
     kind = padded[at + 1]
     valid = _ESCAPES[kind]
     u = np.flatnonzero(kind == _U)
+    # An escape of four digits may be half of a surrogate pair, as its first six bits show. The other half must follow
+    # or precede it directly.
     digits = _HEX[padded[at[u, None] + np.arange(2, _U_ESCAPE)]]
     of_pair = (digits @ np.array([4096, 256, 16, 1], np.int32)) >> 10
     high, low = of_pair == 0xD800 >> 10, of_pair == 0xDC00 >> 10

@@ -432,6 +432,7 @@ def _with_structs(kinds: dict[str, pa.DataType]) -> pa.Schema | None:
     """
     tree: dict[str, Any] = {}
     for name, kind in kinds.items():
+        # A name with dots may be a key itself, or lead to a key of an object within the object.
         for *way, last in dict.fromkeys([(name,), tuple(name.split("."))]):
             node = tree
             for part in way:

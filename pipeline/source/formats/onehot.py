@@ -52,6 +52,7 @@ class OneHot(Format):
     def plan(self, file: InputFile, schema: Schema, selection: Selection, chunk_rows: int) -> FilePlan:
         rows, left = divmod(file.stored, self._row_bytes)
         problems = [f"{file.path}: {left:,} bytes after article {rows:,} are not a whole article"] if left else []
+        # In memory a column of 4 * `symbols` bytes becomes an id of one byte, so a chunk may be larger in the file.
         max_rows = max(1, min(chunk_rows, 8 * self.limits.chunk_bytes // self._row_bytes))
         counts = ((at, min(max_rows, rows - at)) for at in range(0, rows, max_rows))
         size = self._row_bytes

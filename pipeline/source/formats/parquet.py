@@ -134,11 +134,16 @@ _BUFFER = 4 << 20
 
 _ALL_AT_ONCE = 24 << 20
 _PARTS_AT_ONCE, _OF_SHORT_TEXTS, _SHORT_BYTES = 2, 4, 1 << 10
-"""How many parts of a table are decoded in one go. Short texts of a chunk are decoded together, so that they need not
-be joined; most bytes of long texts are dropped.
+"""How many parts of `Limits.part_bytes` are decoded in one go; how many if rows are short; and the largest average size
+of short rows, in bytes. Short texts of a chunk are decoded together, so that they need not be joined. Most bytes of
+long texts are dropped.
 """
-# How many bytes a row may take if a value may repeat most of the previous one, or lists of any length may repeat it.
+
 _UNKNOWN_BYTES = 1 << 20
+"""How many bytes a row is taken to need if the file does not tell: if a value may repeat most of the value before it,
+as with the encoding DELTA_BYTE_ARRAY, or a list may repeat one long value any number of times.
+"""
+
 _VALUE_BYTES = 16  # the largest number of bytes that a value takes beside its text
 
 

@@ -241,6 +241,7 @@ class RecordFormat(Format):
         Raises SourceError.
         """
         for size in (min(FEW_BYTES, self.limits.guess_bytes), self.limits.guess_bytes):
+            # Begin one byte earlier: if it is a line end, a record begins exactly at `byte`.
             with open_at(file, byte - 1, byte + size, peek=True) as stream:
                 block = stream.read(size)
             for before in islice(self.boundary.finditer(block), _GUESSES):

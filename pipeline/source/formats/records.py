@@ -333,10 +333,12 @@ _TILE = 512 << 10
 
 
 def places(data: NDArray[np.uint8], value: int) -> NDArray[np.int64]:
-    """Return the positions of a byte. NumPy tests flags one by one if some are set, so eight bytes at a time are tested
-    first.
+    """Return the positions of a byte, int64, in order.
+
+    `np.flatnonzero` tests flags one by one if some are set. So this first finds the groups of eight flags in which one
+    is set, each as one number of 64 bits.
     """
-    positions, room = [np.empty(0, np.int64)], np.zeros(min(_TILE, len(data) + 8 & -8), np.bool_)
+    positions, room = [np.empty(0, np.int64)], np.zeros(min(_TILE, (len(data) + 8) & -8), np.bool_)
     words = room.view(np.uint64)
     for begin in range(0, len(data), _TILE):
         tile = data[begin : begin + _TILE]

@@ -42,6 +42,7 @@ _LOOKED_AT_FOR_KEYS = 100
 """How many further items are drawn from an iterator if its first does not have all columns that the job needs."""
 
 _DIGESTED, _FRAME_ROWS = 1 << 16, 1 << 10
+"""How many items are hashed in one go, and how many rows of a DataFrame become dicts in one go."""
 
 _SHORT = Repr()
 _SHORT.maxstring = _SHORT.maxother = _SHORT.maxlong = HEAD_BYTES
@@ -150,6 +151,7 @@ class Items:
         while True:
             parts: list[Chunk] = []
             drawn: list[Any] = []
+            # `held` is the characters that the chunk keeps, `size` those of the items drawn since its last part.
             rows = held = size = 0
             for item in items:
                 drawn.append(item)

@@ -38,7 +38,10 @@ _OTHERS = {b"PK\x03\x04": "zip", b"PAR1": "Parquet"}
 _BLOCK = 1 << 20
 
 _LOOKED_AT = 20
+"""How many records after the first line show whether it names columns."""
+
 _NAME = re.compile(r"[^\W\d](?:[\w .:/()-]{0,38}[\w)])?")
+"""Matches what may be the name of a column: up to 40 characters that are neither a sentence nor a number."""
 
 
 class Stdin:
@@ -49,7 +52,7 @@ class Stdin:
     stream : RawIOBase
         The stream, which must be unbuffered, so that a read returns the bytes that have arrived.
     kind : str, optional
-        One of `KINDS`. By default the stream is text that is not JSON.
+        One of `KINDS`. By default the stream is text, and is refused if it looks like another of these formats.
 
     """
 

@@ -177,6 +177,7 @@ class FrontToBack:
             raise SourceError(f"{self._file.path}: {error}") from error
 
     def _told(self, error: Exception) -> Exception:
+        """Return the error that the reader gets for one of a library: it says after how many bytes the file ends."""
         if isinstance(error, InputChanged | InputUnavailable):
             return error
         unit = "decompressed bytes" if self._compression or self._file.member else "bytes"
@@ -206,6 +207,7 @@ class FrontToBack:
         content = content_of(self._stored, self._compression, exact=True)
         while count and (piece := content.read1(min(count, PIECE_BYTES))):
             count -= len(piece)
+        # Read the piece that failed byte by byte. If it does not fail this time, read on in pieces.
         for size in chain(repeat(1, PIECE_BYTES), repeat(PIECE_BYTES)):
             if not (piece := content.read1(size)):
                 return

@@ -40,6 +40,7 @@ _KINDS = {
 
 
 _SKIPPED_AT_ONCE = 4 << 20
+"""How many bytes are read in one go to get to a position in a file that cannot seek."""
 
 
 @dataclass(frozen=True)

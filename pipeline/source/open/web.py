@@ -163,8 +163,8 @@ class WebFile(Origin):
             cause = getattr(error, "reason", None) or error
             never = isinstance(cause, (NewConnectionError, NameResolutionError)) and seconds <= FIRST_PATIENCE
             never |= isinstance(error, LocationParseError)
-            told = OSError(errno.ETIMEDOUT, f"its server cannot be reached: {_said(cause)}")
-            return Fault(told, 0.0 if never else seconds)
+            unreachable = OSError(errno.ETIMEDOUT, f"its server cannot be reached: {_last_part(cause)}")
+            return Fault(unreachable, 0.0 if never else seconds)
 
         return repeated(call, judge, without_secrets(self._url))
 
@@ -179,7 +179,7 @@ class _Refused(OSError):
         self.answer, self.after = status, after
 
 
-def _said(error: BaseException) -> str:
+def _last_part(error: BaseException) -> str:
     """Return the last part of an error's message. The parts before it name connections as Python objects."""
     return without_secrets(str(error).rpartition(": ")[2] or type(error).__name__)
 

@@ -20,7 +20,9 @@ from ..rows.format import Format
 _JSON_LINE = re.compile(rb'\s*\{[ \t]*"')
 _EMPTY_OBJECT_LINE = re.compile(rb"\s*\{[ \t]*\}[ \t]*\r?\n\s*\S")
 HEADS = (FEW_BYTES, 16 << 20)
-"""How many first bytes are read. The second number is for files that are compressed in larger blocks."""
+"""How many first bytes are read; and how many are read in a second try, if these are too few to decompress anything,
+because the file is compressed in larger blocks.
+"""
 _SHOWN = 40
 """How many bytes of the first line a message shows."""
 
@@ -103,10 +105,10 @@ def told_by(stored: bytes, is_whole: bool, compression: str | None, is_json: boo
         text = head.decode(encoding, "ignore").encode().removeprefix(BOM)
     if not text.strip() or _JSON_LINE.match(text) or _EMPTY_OBJECT_LINE.match(text):
         return Told(Kind.READABLE, Jsonl.suffixes[0])
-    told = _why_not_lines(text, is_json)
+    reason = _why_not_lines(text, is_json)
     if is_json and found is None and is_whole and _is_one_object(text):
-        return Told(Kind.OTHER, reason=told)
-    return Told(Kind.UNKNOWN, reason=told)
+        return Told(Kind.OTHER, reason=reason)
+    return Told(Kind.UNKNOWN, reason=reason)
 
 
 def _is_one_object(text: bytes) -> bool:

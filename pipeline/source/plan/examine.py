@@ -188,7 +188,10 @@ class EmptyFile(SourceError):
 
 _FIRST_BYTES = TAR_BYTES
 _HIVE_NULL = "__HIVE_DEFAULT_PARTITION__"
+"""What Hive writes as the value in a folder's name if the value is null."""
+
 _HELD_BYTES = 4 << 20
+"""The largest stored size of a file, and of its decoded content, that `held` takes into memory."""
 
 
 class Examined(NamedTuple):
@@ -243,7 +246,9 @@ def examine(file: InputFile, selection: Selection, first: tuple[str, Schema] | N
     with open_at(file, peek=True) as stream:
         head = stream.read(_FIRST_BYTES)
     if not head:
-        raise (SourceError if file.format.jumps else EmptyFile)(f"{file.path}: the file is empty")
+        # An empty CSV has no rows, but a file that must have metadata, such as Parquet, is damaged.
+        kind = SourceError if file.format.jumps else EmptyFile
+        raise kind(f"{file.path}: the file is empty")
     if not file.format.jumps and (within := compression_of(head)):
         raise SourceError(f"{file.path}: it holds {within.name} within {file.compression}: decompress it once")
     _refuse_other(file.path, head, file.format)
@@ -285,10 +290,12 @@ def held(file: InputFile) -> InputFile:
 
     Raises SourceError if it cannot be opened.
     """
+    # Read a small file as it is stored. All further opening then takes the content from memory.
     if file.member is None and 0 < file.stored <= _HELD_BYTES:
         with open_stored(file) as stream:
             content = stream.read(_HELD_BYTES + 1)
         file = Held(**vars(file), content=content, is_decoded=False)
+    # Decompress it, if its content is small too. Content that is neither compressed nor transcoded stays as it is.
     file = identified(file)
     if isinstance(file, Held) and not file.front_to_back:
         return replace(file, is_decoded=True)

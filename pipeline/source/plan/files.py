@@ -99,7 +99,7 @@ _REMEDIES = {
 }
 _ONE_OBJECT = "it is a JSON object, as a configuration is, and not an object a line"
 _OF_SPARK = re.compile(r"part-(?:[a-z]-)?\d{4}")
-_ONE_READER = "a {} file is read at many places at once: {}"
+_MUST_JUMP = "a {} file is read at many places at once: {}"
 _NO_RANGES = "its server cannot do that; download it first"
 
 _OLD_VERSIONS = (
@@ -173,6 +173,7 @@ def find_files(
     """
     # List the files.
     top = root_of(root)
+    # With one format for all files, every name may be input: `bool` is true for any of them.
     listed = search(inputs, bool if input_format else may_be_input, endpoint)
     find = _Find(top, symbols, length, endpoint)
     # Read the first bytes of files whose names do not tell their formats.
@@ -357,7 +358,7 @@ def _format_of(suffix: str, compression: str | None, name: str) -> Format:
         )
     form = FORMATS[suffix]
     if compression and form.jumps:
-        raise UsageError(f"{name}: {_ONE_READER.format(form.name, 'decompress it first')}")
+        raise UsageError(f"{name}: {_MUST_JUMP.format(form.name, 'decompress it first')}")
     return form
 
 
@@ -452,7 +453,7 @@ class _Find:
                 self._look_into(replace(listed, location=inside.archive if inside else location), inside)
             else:
                 if form.jumps and not listed.ranges:
-                    raise SourceError(f"{name}: {_ONE_READER.format(form.name, _NO_RANGES)}")
+                    raise SourceError(f"{name}: {_MUST_JUMP.format(form.name, _NO_RANGES)}")
                 self._take(listed, name, form, compression)
         except SourceError as error:
             self.problems.append((name, error.message))
@@ -498,7 +499,8 @@ class _Find:
         """Add the members of an archive that have the name in the URL or match its pattern. Without one, add all
         members.
         """
-        # Choose the members by the name or pattern in the URL.
+        # Choose the members by the name or pattern in the URL. A member of exactly that name has priority, because a
+        # name may hold characters that are special in a pattern.
         shown, wanted = named(listed.location, self._root), member_path(inside.member) if inside else "*"
         members = _members(listed.location, shown, self._endpoint)
         matching = (member for member in members if not is_hidden(member) and fnmatchcase(member.name, wanted))
@@ -529,7 +531,7 @@ class _Find:
                 seen.add(member.name)
                 form = _format_of(suffix, compression, name)
                 if form.jumps:
-                    raise SourceError(f"{name}: {_ONE_READER.format(form.name, 'unpack the archive first')}")
+                    raise SourceError(f"{name}: {_MUST_JUMP.format(form.name, 'unpack the archive first')}")
                 if member.problem:
                     raise SourceError(f"{name}: {member.problem}")
                 self._take(listed, name, form, compression, member)
@@ -550,7 +552,7 @@ def _members(location: str, name: str, endpoint: str | None) -> list[Member]:
     try:
         with open_location(location, endpoint=endpoint) as raw:
             if not raw.ranges:
-                raise SourceError(f"{name}: {_ONE_READER.format('zip', _NO_RANGES)}")
+                raise SourceError(f"{name}: {_MUST_JUMP.format('zip', _NO_RANGES)}")
             return list_members(raw)
     except OSError as error:
         raise SourceError(f"{name}: {reason(error)}") from error

@@ -301,7 +301,7 @@ def plan_files(
     limit : int, optional
         The largest number of rows to read. With a limit, there is one range.
     first : int
-        The number of the file from which on the first readable one is looked for.
+        The number of the file at which the search for the first readable one begins.
     whole : sequence of InputFile
         If `listed` is a share of the files, all of the files. They give every share the same columns.
     cut : bool
@@ -338,6 +338,7 @@ def plan_files(
     # Without such a file, report what the first of the files lacks.
     if like is None and refused:
         raise refused[0]
+    # A job without files still has one range, which is empty, because the output needs a part (see `chunks_of`).
     cuts = tuple(sizes or [0]), tuple(parts or [1])
     return Plan(tuple(files), *cuts, selection, chunk_rows, like, limit, whole=tuple(whole))
 

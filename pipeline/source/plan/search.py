@@ -277,6 +277,9 @@ def _matching(pattern: str) -> Found:
 def _entries(folder: str, kind: int, seen: set[tuple[int, ...]], listing: Found) -> list[os.DirEntry[str]]:
     """Return a folder's entries sorted by name. Return none if the folder was searched before with the same `kind`, or
     cannot be read.
+
+    kind: what the search looks for in the folder. For a pattern, it is the number of the parts that are left of it,
+    because one folder may be reached with different parts. seen: the device, inode and kind of each search so far.
     """
     try:
         about = os.stat(folder)

@@ -57,13 +57,15 @@ class RawBlocks:
 
     def __iter__(self) -> Iterator[RawBlock]:
         """Yield each block once its slot is filled. Stop at the first block that is refused."""
-        held, is_over = b"", False
+        held, is_over = b"", False  # `held`: the begun record at the end of the last slot
         while not is_over and (begin := self._slots.reserve()) is not None:
+            # Fill the slot: first with the bytes of the begun record, then from the stream, up to the stop.
             memory, room = self._slots.memory, self._slots.slot_bytes
             memory[begin : begin + len(held)] = held
             wanted = room - len(held) if self._left is None else min(room - len(held), self._left)
             count, is_over = self._fill(begin + len(held), wanted)
             end = begin + len(held) + count
+            # Find how many of these bytes are whole records. At the stop, read on to the end of the last one.
             size = self._form.block_end(memory, begin, end)
             if self._left == 0 and not is_over:
                 size, end = self._with_last_records(begin, size, end)
@@ -73,6 +75,7 @@ class RawBlocks:
             if size:
                 yield self._slots.give(size, self.at, self._stored())
                 self.at += size
+        # The bytes that remain are those of refused blocks, and those after the last whole record.
         self._slots.settle()
         if self._slots.is_refused:
             blocks, self.at = self._slots.withdraw()

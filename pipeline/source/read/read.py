@@ -120,7 +120,7 @@ class OpenedFile:
         except (SourceError, UsageError) as error:
             self.problems.append(error.message)
             return
-        # Note what the file differs in, and where its part of the range ends.
+        # Note how the file differs from the first one. If it is read in parts, note where this part ends.
         self.file = examined.file
         self._selection = replace(selection, of_path=examined.of_path, class_names=examined.class_names)
         self.problems += [examined.remark] if examined.remark else []
@@ -134,7 +134,7 @@ class OpenedFile:
         form, schema = self.file.format, self._schema
         if schema is not None:
             pieces = self._records(form, schema.start) if isinstance(form, RecordFormat) else self._rows(schema)
-            self.pieces = _begun(pieces)
+            self.pieces = _with_beginning_read(pieces)
         return self
 
     @property
@@ -214,7 +214,7 @@ class OpenedFile:
             if form.is_read_on_gpu:
                 source = raw = RawBlocks(source, form, at, extent.stop, slots, lambda: self.stored)
                 for block in raw:
-                    extent.begin = _begin(form, block, slots) if extent.begin is None else extent.begin
+                    extent.begin = _first_in_block(form, block, slots) if extent.begin is None else extent.begin
                     yield block
                 at = raw.at
             yield from form.parsed(source, at, extent, self.file.path, self._selection, self._spans)
@@ -259,7 +259,7 @@ class OpenedFile:
         return Start(row, begin)
 
 
-def _begin(form: RecordFormat, block: RawBlock, slots: Slots) -> int | None:
+def _first_in_block(form: RecordFormat, block: RawBlock, slots: Slots) -> int | None:
     """Return where the records of a part of a file begin, from its first block, or None if the block has no record."""
     for max_bytes in (FEW_BYTES, block.size):
         if len(starts := form.quick_split(slots.content(block, max_bytes), False).starts):
@@ -267,7 +267,7 @@ def _begin(form: RecordFormat, block: RawBlock, slots: Slots) -> int | None:
     return None
 
 
-def _begun(pieces: Iterator[Piece]) -> Iterator[Piece]:
+def _with_beginning_read(pieces: Iterator[Piece]) -> Iterator[Piece]:
     """Return the pieces. The first of them are read now."""
     first_pieces: list[Piece] = []
     failure: SourceError | UsageError | None = None
@@ -339,7 +339,7 @@ def read_range(
     chunk_rows : int
         The largest number of rows in a chunk.
     skip : callable
-        Returns whether the chunk of that name is not wanted.
+        Returns whether to leave out the chunk of that name.
     spans : list of Span, optional
         A span "decode" is appended for the time spent parsing.
 
@@ -390,7 +390,7 @@ def chunks_of(
     """
     reading = _Reading(files, range_, selection, chunk_rows, skip, spans)
     for _, pieces in groupby(in_order(reading.calls()), lambda piece: piece.name):
-        yield _closed(list(pieces))
+        yield _whole_chunk(list(pieces))
     if not (reading.chunks or range_.number):  # the output needs a part, and so a schema, even if no row can be read
         name = part_name(range_.number, 0)
         reading.chunks = 1
@@ -398,7 +398,7 @@ def chunks_of(
     yield reading.end
 
 
-def _closed(pieces: Sequence[Chunk | Skipped]) -> Chunk | Skipped:
+def _whole_chunk(pieces: Sequence[Chunk | Skipped]) -> Chunk | Skipped:
     """Join pieces of one chunk, in order, to the chunk."""
     chunks = [piece for piece in pieces if isinstance(piece, Chunk)]
     if not chunks:
@@ -434,7 +434,7 @@ class _Reading:
     extent : Extent or None
         See `OpenedFile`.
     held : int
-        The bytes of the chunk's rows, if they come in parsed runs.
+        The bytes so far of the chunk that is being filled, if its pieces come parsed and say where chunks begin.
 
     """
 
@@ -488,6 +488,7 @@ class _Reading:
             yield self._call(waiting, skipped)
 
     def _cut(self, cutting: Cutting, piece: Piece) -> Iterator[tuple[int, int, bool]]:
+        """Cut a piece into parts, each within one chunk, as `Cutting.cut` does."""
         if isinstance(piece, Lines):
             return cutting.cut(np.minimum(piece.sizes, self.selection.most_held))
         if piece.is_new is not None:
@@ -498,7 +499,7 @@ class _Reading:
             return cutting.cut(piece.sizes)
         bound, sizes = piece.block.total_bytes, piece.block.sizes
         most_held = self.selection.most_held
-        bound = min(bound, len(piece) * min(bound, most_held))
+        bound = min(bound, len(piece) * min(bound, most_held))  # no record counts more than `most_held`
         return cutting.cut_unsized(len(piece), bound, lambda: np.minimum(sizes(), most_held))
 
     def _call(self, pieces: list[Piece], skipped: bool) -> Callable[[], Chunk | Skipped]:

@@ -76,8 +76,8 @@ class _Reading:
         except BroadsheetError as error:
             self._send(Failure(error, spans))
         except BaseException as error:
-            told = "".join(traceback.format_exception(error, limit=-8))
-            self._send(Failure(RuntimeError(f"{type(error).__name__}: {error}\n{told}"), spans))
+            last_frames = "".join(traceback.format_exception(error, limit=-8))
+            self._send(Failure(RuntimeError(f"{type(error).__name__}: {error}\n{last_frames}"), spans))
 
     def _items(self, request: ReadRequest, spans: list[Span]) -> Iterator[Chunk | Skipped | RangeEnd]:
         range_, selection = request.range, request.selection

@@ -36,8 +36,12 @@ MOST_OF_ONE = LIMITS.chunk_bytes
 """Roughly the most bytes of a chunk. This process reserves them before it reads a chunk."""
 
 MOST_BYTES = 8 * MOST_OF_ONE
+"""The default number of bytes for which a `Room` has room."""
+
 MOST_CHUNKS = 32
-"""Two chunks for each task of a worker. A job that is stopped still labels the chunks that were read."""
+"""The default number of chunks: two for each task of a worker. A job that is stopped still labels the chunks that were
+read, so more of them would delay its end.
+"""
 
 
 class Room:
@@ -384,7 +388,7 @@ class Readers:
         process is replaced.
         """
         reader = self._free.get()
-        self._note(+1)
+        self._change_under_way(+1)
         try:
             if reader is None or not reader.is_alive:
                 self._discard(reader)
@@ -393,13 +397,14 @@ class Readers:
                 raise BroadsheetError("no process to read files can start: the worker is closing, or out of memory")
             yield reader
         finally:
-            self._note(-1)
+            self._change_under_way(-1)
             if reader is not None and reader.asked is not None:
                 self._discard(reader)
                 reader = self._started()
             self._free.put(reader)
 
-    def _note(self, change: int) -> None:
+    def _change_under_way(self, change: int) -> None:
+        """Change the number of requests under way, and with it the cores that each reader may use."""
         with self._lock:
             self._under_way += change
             self.ring.share.set(self.count // max(1, self._under_way))

@@ -128,17 +128,17 @@ def send_message(
     if apart is None and not pickler.tables and not any(follow):
         send(connection, pickled)
         return
-    beside, parts = list[Frame](), list[NDArray[np.uint8]]()
+    through_socket, parts = list[Frame](), list[NDArray[np.uint8]]()
     for frame, size in zip(frames, follow, strict=True):
         if size is None:
-            beside.append(b"".join(map(memoryview, frame)))
+            through_socket.append(b"".join(map(memoryview, frame)))
         else:
             parts += [np.frombuffer(part, np.uint8) for part in frame]
     if apart is not None:
         data, offsets = buffers_of(apart)
         parts.append(data[offsets[0] : offsets[-1]])
-    told = _InPieces(len(pickler.tables), follow, None if apart is None else len(parts[-1]))
-    send(connection, [*packed(told), *beside])
+    header = _InPieces(len(pickler.tables), follow, None if apart is None else len(parts[-1]))
+    send(connection, [*packed(header), *through_socket])
     for filled in _filled(slots, parts):
         send(connection, packed(filled))
 
@@ -156,15 +156,15 @@ def receive_message(connection: socket.socket, ring: Ring, place_texts: PlaceTex
         Returns a destination for texts that are sent separately.
 
     """
-    came = receive(connection)
-    message = unpacked(came)
+    received = receive(connection)
+    message = unpacked(received)
     if not isinstance(message, _InPieces):
         return message
-    beside, frames, text = iter(came[1:]), list[pa.Buffer](), None
+    through_socket, frames, text = iter(received[1:]), list[pa.Buffer](), None
     places: list[tuple[Place, int]] = []
     for size in message.follow:
         if size is None:
-            frames.append(next(beside))
+            frames.append(next(through_socket))
         else:
             place = OnHost(size)
             frames.append(place.buffer)

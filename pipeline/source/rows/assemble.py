@@ -74,8 +74,8 @@ def true_classes(labels: pa.Array, selection: Selection, numbers: NDArray[np.int
     """
     classes, unknown = class_indices(labels, selection.classes, selection.rules)
     class_of = selection.rules.classes_of
-    left = {label: rows for label, rows in unknown.items() if class_of.get(label, label)}
-    noted = sorted(left, key=lambda label: (-left[label], label))[:NOTED]
+    to_report = {label: rows for label, rows in unknown.items() if class_of.get(label, label)}
+    noted = sorted(to_report, key=lambda label: (-to_report[label], label))[:NOTED]
     if not (noted or class_of):
         return TrueClasses(classes, {}, {})
     which = np.flatnonzero(labels.is_valid().to_numpy(zero_copy_only=False))

@@ -27,6 +27,10 @@ _MARKS = {
     codecs.BOM_UTF16_BE: "utf-16",
 }
 _LOOKED_AT, _MANY = 1000, 0.3
+"""How many first bytes are searched for zeros; and the share of zeros in every second byte from which on they are
+taken for UTF-16.
+"""
+
 _REASON = re.compile(r" is not (\S+): (?:byte \d+ of it is|after [\d,]+ characters comes) 0x")
 
 

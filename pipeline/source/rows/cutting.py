@@ -40,6 +40,7 @@ class Cutting:
         after = np.cumsum(sizes)
         at = 0
         while at < len(sizes):
+            # Add rows until the chunk has enough rows or bytes, but at least one to an empty chunk.
             before = int(after[at - 1]) if at else 0
             within = int(np.searchsorted(after, before + self._most_bytes - self._bytes, "right"))
             stop = max(min(len(sizes), at + self._most_rows - self._rows, within), at if self._rows else at + 1)

@@ -114,6 +114,7 @@ def _is_list(kind: pa.DataType) -> bool:
 
 
 def _named(numbers: pa.Array, names: Sequence[str]) -> pa.Array:
+    """Return the name for each class number; null for a negative number, a NaN or a null. Raises UsageError."""
     if pa.types.is_floating(numbers.type):
         numbers = pc.if_else(pc.is_nan(numbers), pa.scalar(None, numbers.type), numbers)
         if not pc.all(pc.equal(numbers, pc.round(numbers))).as_py() and numbers.null_count < len(numbers):

@@ -13,9 +13,11 @@ MOST_CHUNK_ROWS = {"cpu": 32_768, "cuda": 262_144}
 """The default number of rows in a chunk for faster models."""
 
 _ROWS_AT_COST_1 = 525
-"""A thread of a CPU labels some 470 rows of cost 1 per second, if they are ordinary texts. When a process is killed, a
-chunk is lost, and this should take 30 s at most. Long texts cost 3.5 times as much, and a network that is asked about
-some texts may be asked about all.
+"""How many rows of cost 1 a chunk has on a CPU, before the number becomes a power of two.
+
+A thread of a CPU labels some 470 such rows per second, if they are ordinary texts. When a process is killed, its chunk
+must be labelled again, which should take 30 s at most: long texts cost 3.5 times as much, and a network that is asked
+about some texts may be asked about all.
 """
 
 _FEWEST = 8
