@@ -47,8 +47,8 @@ SURE_CARD = "score of 0.9 or more"
 """A key of the card. Its value is the number of rows with such a score, and how many of them are labelled right."""
 
 AGREEMENT_CARD = "held_out_agreement"
-"""A key of the card. Its value is the share of held-out rows that get the label of the teacher, if it has labelled
-them."""
+"""A key of the card. Its value is the share of held-out rows to which the model gives the label of the teacher. Only
+the card of a model whose held-out rows have their labels from a teacher has it."""
 
 _LEAST_SPREAD = 0.05
 """The least spread of a model of numbers, in steps."""
@@ -441,9 +441,9 @@ Doubles = NDArray[np.float64]
 
 _BEFORE = 0.5  # the factors to which the fit is pulled: those of the average of two models
 _HOLD = 4.0  # the pull weighs as much as this many rows
-_MOST = 20.0
+_MOST = 20.0  # the largest factor
 _CLEAR_GAIN = 2.0  # the least gain in log likelihood for which the network is kept
-_HALVES = 2
+_HALVES = 2  # parts of the rows, in each of which the gain is measured with factors fitted to the other part
 
 
 def factors(network: Doubles, branch: Doubles, truth: NDArray[Any], always: bool = False) -> tuple[float, float]:
@@ -488,6 +488,15 @@ def _gain(network: Doubles, branch: Doubles, truth: NDArray[Any]) -> float:
 
 
 class _BothLogits:
+    """The logits of both parts for N rows, and what the rows are: the objective of the two factors.
+
+    Parameters
+    ----------
+    network, branch, truth
+        See `factors`.
+
+    """
+
     def __init__(self, network: Doubles, branch: Doubles, truth: NDArray[Any]) -> None:
         self._parts = network, branch
         self._several = truth.ndim > 1
@@ -601,7 +610,8 @@ def compared(right: NDArray[np.bool_], linear: NDArray[np.float64], truth: Label
 def _is_clear(right: NDArray[np.bool_], other: NDArray[np.bool_]) -> bool:
     """Return whether a model is clearly better than another.
 
-    McNemar's test decides, which only counts the rows that one of the two models labels right and the other wrong.
+    McNemar's test decides (1947). It only counts the rows that one of the two models labels right and the other wrong.
+    If the models are equally good, the difference of the two counts has a standard error of the root of their sum.
     """
     ours, its = int((right & ~other).sum()), int((other & ~right).sum())
     return bool(ours - its > _CLEARLY * np.sqrt(ours + its))

@@ -34,7 +34,7 @@ class Answers(NamedTuple):
     steps : float64 [N], optional
         Numbers that are learned instead of `labels`, which are then the nearest levels.
     absolute : bool
-        Whether the loss of a number is its absolute error, or its square.
+        Whether the loss of a number is its absolute error. If not, it is the squared error.
     heads : Heads, optional
         The heads to which the labels belong.
 
@@ -52,7 +52,7 @@ class Answers(NamedTuple):
     def of(cls, labels: Labels, classes: int, balanced: bool = False, heads: Heads | None = None) -> Answers:
         """Return answers from labels alone.
 
-        balanced: the rows of every class have the same total weight, 1 on average.
+        balanced: whether the rows of every class have the same total weight. A row has the weight 1 on average.
         """
         if heads is None:
             return cls(labels, classes, _weights(labels, classes, balanced))

@@ -40,11 +40,11 @@ from .vectors import WordVectors
 
 _STRENGTHS = (10.0 ** np.arange(-1.5, -5.6, -0.5)).tolist()
 _BALANCED_STRENGTHS = (10.0 ** np.arange(0, -5.6, -0.5)).tolist()  # few rows with large weights need a larger penalty
-_SHARES = (0.35, 0.65)
-_VECTORS = (0.25, 0.5, 1.0)
+_SHARES = (0.35, 0.65)  # shares of n-grams of words, which are tried besides one half
+_VECTORS = (0.25, 0.5, 1.0)  # lengths of word vectors, relative to that of n-grams, which are tried in this order
 _AROUND = (10**0.5, 1.0, 10**-0.5)  # factors of the best strength without vectors, which are tried with vectors
 _FOLDS = ((2_000, 5), (10_000, 3))  # pairs of a largest number of rows, and a number of folds
-_SAYS_NOTHING = 1e-9  # a salience up to this is zero, apart from rounding
+_SAYS_NOTHING = 1e-9  # if all saliences are at most this, they are zero, apart from rounding
 _BLOCK = 512  # texts whose n-grams are found at once
 
 
@@ -71,7 +71,7 @@ class BranchSettings:
     vectors: float = 0.0
 
 
-_PLAIN_BITS = 18
+_PLAIN_BITS = 18  # the plain linear model on words has 2 to this power buckets
 _PLAIN_STRENGTH = 1.0  # is divided by the number of rows; the same as C=1 of scikit-learn's LinearSVC
 
 
@@ -387,7 +387,7 @@ class Tried(NamedTuple):
     settings : BranchSettings
         The settings.
     logits : float64 [N, columns]
-        The logits of the held-out rows.
+        The logits of the held-out rows, and zeros for other rows. From `on_vectors`, the logits of all rows.
 
     """
 
@@ -529,7 +529,7 @@ class _VectorFold:
             self._fitter = NewtonFitter(design, design.T, truth, its.weights[:, None].astype(np.float32))
 
     def weigh(self, settings: BranchSettings) -> None:
-        """Do nothing: vectors have no weights."""
+        """Do nothing. Of all settings, only the strength of the penalty matters for vectors."""
 
     def fit(self, strength: float) -> Floats:
         """Fit to the rows, and return the logits of the other rows."""
@@ -581,7 +581,9 @@ class _Fold:
         words = _of_kind(grams.words, self.importance, settings.words)
         letters = _of_kind(grams.letters, self.importance, 1 - settings.words)
         self._features, self._dense = sp.csr_array(words + letters), dense
-        # Choose how to fit: numbers, many rows by their features, or few rows by their products with each other.
+        # Choose how to fit: numbers, many rows by their features, or few rows by their products with each other. The
+        # product of two rows is the sum of 1 for the bias, the products of n-grams of words with all n-grams, and those
+        # of n-grams of characters with each other.
         answers, of_ours = self._answers, dense if dense is None else dense[ours]
         self._fitter: ProductFitter | Fitter | GpuFitter | NumberFitter
         if answers.steps is not None:
@@ -615,7 +617,7 @@ class _Fold:
         others = slice(self._count, None)
         if self._known is None and not isinstance(self._solved, Fitted):
             return (self._products[others] @ self._solved).astype(np.float64)
-        weights, bias = self.weights()  # with those of word vectors, whose buckets other n-grams may share
+        weights, bias = self.weights()  # if other n-grams share a bucket with a word, they get its vector's weights too
         return np.asarray(self._features[others] @ weights + bias)
 
     def weights(self) -> tuple[Floats, Floats]:
