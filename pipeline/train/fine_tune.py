@@ -39,7 +39,7 @@ FEW_ROWS = 2_000
 """With fewer rows than this, the loss of pairs is used, and the final model also learns the held-out rows."""
 
 SETTINGS = ("epochs", "batch_size", "learning_rate")
-_SCORED_AT_ONCE = 64
+_SCORED_AT_ONCE = 64  # texts
 _MOST_TOKENS = 128
 """The tokens of a text from which the encoder learns. More tokens would add little, but take time in proportion."""
 
@@ -176,6 +176,7 @@ class _Run:
         return logits
 
     def _of_rows(self, logits: Tensor, targets: Tensor) -> Tensor:
+        """Compute the loss of each row, [N]."""
         if self._is_number:
             return functional.mse_loss(logits, targets, reduction="none")[:, 0]
         if self._is_several:
@@ -216,7 +217,7 @@ def _of_pairs(vectors: Tensor, labels: Tensor) -> Tensor:
     return of_texts[counts > 0].mean() if bool((counts > 0).any()) else vectors.sum() * 0
 
 
-_TEMPERATURE = 0.1
+_TEMPERATURE = 0.1  # divides the cosines in the loss of pairs
 
 
 def fine_tune(

@@ -48,7 +48,11 @@ class ProcessGroup:
         return wrapped
 
     def apart(self, model: nn.Module, really: bool) -> AbstractContextManager[Any]:
-        """Return a context in which gradients are added up in this process only, if `really`."""
+        """Return a context for a backward pass. If `really`, it only adds up the gradients of this process.
+
+        A batch that is computed in several parts needs this for all parts but the last, whose backward pass then
+        averages the sums over the processes.
+        """
         return model.no_sync() if really and isinstance(model, DistributedDataParallel) else nullcontext()
 
     def total(self, value: Tensor) -> Tensor:

@@ -36,6 +36,7 @@ UNIT_ROWS = 9
 
 _AFTER = 2  # units after a text: windows of blocks 3 to 6 extend two rows ahead, those of block 2 six input rows
 
+# The names of the types in which block 1's kernels write the pooled rows.
 _NUMBERS = {torch.float32: "float", torch.bfloat16: "BFloat"}
 
 
