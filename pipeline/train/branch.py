@@ -181,8 +181,9 @@ class Branch(NamedTuple):
         With several labels per text, the share is that of all pairs of a row and a class. part: the classes of a head.
         """
         truth, logits = labels[self.rows], self.logits[:, part]
-        right = (logits >= 0) == truth if truth.ndim > 1 else (logits.argmax(axis=1) == truth)[truth != NO_TRUTH]
-        return float(right.mean())
+        if truth.ndim > 1:
+            return float(((logits >= 0) == truth).mean())
+        return float((logits.argmax(axis=1) == truth)[truth != NO_TRUTH].mean())
 
 
 def bags(
@@ -569,8 +570,9 @@ class _Fold:
         """Compute the weighted features of all rows, and prepare the fits."""
         # Scale the mean word vectors of the texts. Words that no row has get the median importance.
         grams, self.importance, ours = self._grams, self._known_importance, slice(self._count)
-        self._known, dense = grams.pretrained if settings.vectors else None, None
-        if (known := self._known) is not None:
+        self._pretrained = grams.pretrained if settings.vectors else None
+        dense = None
+        if (known := self._pretrained) is not None:
             self.importance = self.importance.copy()
             new = known.columns[self.importance[known.columns] == 0]
             self.importance[new] = np.median(self.importance[self.importance > 0])
@@ -615,7 +617,7 @@ class _Fold:
         """Fit to the rows, and return the logits of the other rows."""
         self._solved = self._fitter.fit(strength)
         others = slice(self._count, None)
-        if self._known is None and not isinstance(self._solved, Fitted):
+        if self._pretrained is None and not isinstance(self._solved, Fitted):
             return (self._products[others] @ self._solved).astype(np.float64)
         weights, bias = self.weights()  # if other n-grams share a bucket with a word, they get its vector's weights too
         return np.asarray(self._features[others] @ weights + bias)
@@ -631,9 +633,9 @@ class _Fold:
             of_rows = self._solved.astype(np.float64)
             weights, bias = self._features[: self._count].T @ of_rows, of_rows.sum(axis=0)
             of_dense = of_rows if self._dense is None else self._dense[: self._count].T @ of_rows
-        if self._known is not None:
-            of_words = self._known.vectors @ (self._scale * of_dense)
-            weights[self._known.columns] += of_words / self.importance[self._known.columns, None]
+        if self._pretrained is not None:
+            of_words = self._pretrained.vectors @ (self._scale * of_dense)
+            weights[self._pretrained.columns] += of_words / self.importance[self._pretrained.columns, None]
         return weights, bias
 
 
@@ -647,15 +649,15 @@ def importances(grams: Bags, truth: Floats, salience: float) -> Floats:
     rows = np.asarray(present.sum(axis=0)).ravel()
     idf = _idf(rows, len(truth))
     sums = of_classes.sum(axis=0)
-    some = (sums > 0) & (sums < rows.sum())
-    if salience and some.any():
-        of_classes, sums = of_classes[:, some], sums[some]
-        share = truth.mean(axis=0)[some]
+    tells = (sums > 0) & (sums < rows.sum())  # classes that some rows have, and others do not
+    if salience and tells.any():
+        of_classes, sums = of_classes[:, tells], sums[tells]
+        share = truth.mean(axis=0)[tells]
         within = (of_classes + share) / (sums + share)
         outside = (rows[:, None] - of_classes + 1 - share) / (rows.sum() - sums + 1 - share)
-        told = np.abs(np.log(within / outside)) @ (share / share.sum())
-        if told.max(initial=0) > _SAYS_NOTHING:
-            idf *= told**salience
+        saliences = np.abs(np.log(within / outside)) @ (share / share.sum())
+        if saliences.max(initial=0) > _SAYS_NOTHING:
+            idf *= saliences**salience
     return np.where(rows > 0, idf, 0.0)
 
 

@@ -20,7 +20,7 @@ from .data import TextBuffers, joined
 
 _KINDS = Kinds(words=2, characters=(0, 0), reads=1014)
 _BANDS, _HASHES = 6, 8  # 6 bands of 8 hash functions each; two texts are compared if all hashes of a band agree
-_MOST = 0.8  # the share of equal hashes from which two texts are nearly the same
+_LEAST_EQUAL = 0.8  # the share of equal hashes from which two texts are nearly the same
 _BLOCK = 512  # texts at a time
 _NO_WORDS = np.uint32(0xFFFFFFFF)  # stands in place of each hash if a text has no words
 
@@ -77,7 +77,7 @@ def copies(text: TextBuffers, tested: TextBuffers | None = None) -> tuple[Copies
     factors = np.random.default_rng(1).integers(0, 1 << 63, _HASHES, np.uint64)
     for band in range(0, _BANDS * _HASHES, _HASHES):
         partner = _partners(hashes[:, band : band + _HASHES].astype(np.uint64) @ factors, known)
-        near |= (partner >= 0) & ((hashes == hashes[partner]).mean(axis=1) >= _MOST)
+        near |= (partner >= 0) & ((hashes == hashes[partner]).mean(axis=1) >= _LEAST_EQUAL)
     near &= ~same & (hashes[:, 0] != _NO_WORDS)
     parts = slice(known), slice(known, None)
     ours, theirs = (Copies(len(same[rows]), int(same[rows].sum()), int(near[rows].sum())) for rows in parts)

@@ -211,10 +211,12 @@ def _of_pairs(vectors: Tensor, labels: Tensor) -> Tensor:
     itself = torch.eye(len(labels), dtype=torch.bool, device=vectors.device)
     likeness = likeness.masked_fill(itself, -torch.inf)
     alike = (labels[:, None] == labels[None, :]) & ~itself
-    shares = torch.log_softmax(likeness, dim=1).masked_fill(itself, 0)
+    log_shares = torch.log_softmax(likeness, dim=1).masked_fill(itself, 0)
     counts = alike.sum(dim=1)
-    of_texts = -(shares * alike).sum(dim=1) / counts.clamp(min=1)
-    return of_texts[counts > 0].mean() if bool((counts > 0).any()) else vectors.sum() * 0
+    losses = -(log_shares * alike).sum(dim=1) / counts.clamp(min=1)
+    if not bool((counts > 0).any()):
+        return vectors.sum() * 0  # no two texts have the same class: a loss of 0 that has a gradient
+    return losses[counts > 0].mean()
 
 
 _TEMPERATURE = 0.1  # divides the cosines in the loss of pairs

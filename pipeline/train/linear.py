@@ -134,23 +134,30 @@ class ProductFitter:
         """
         pull = (2 * self._weights / (len(self._truth) * strength)).astype(np.float32)
         of_rows = self._of_rows
-        given, left = self._products @ of_rows, np.arange(self._truth.shape[1])
+        given = self._products @ of_rows
+        unsettled = np.arange(self._truth.shape[1])
         for _ in range(_MOST_STEPS):
-            wanted = _pulled(self._truth[:, left], given[:, left], pull[:, left])
-            off = np.linalg.norm(wanted - of_rows[:, left], axis=0)
-            left = left[off > _SETTLED * np.linalg.norm(wanted, axis=0)]
-            if not len(left):
+            # Leave out the classes that have come near enough.
+            aim = _pulled(self._truth[:, unsettled], given[:, unsettled], pull[:, unsettled])
+            distance = np.linalg.norm(aim - of_rows[:, unsettled], axis=0)
+            unsettled = unsettled[distance > _SETTLED * np.linalg.norm(aim, axis=0)]
+            if not len(unsettled):
                 return True
-            truth, at, its, pulls = (values[:, left] for values in (self._truth, given, of_rows, pull))
-            ahead = self._step(truth, at, its, pulls) - its
-            gained = self._products @ ahead
-            least, factor = _loss(truth, at, its, pulls), np.ones(len(left), np.float32)
+            # Compute the step of each other class, and halve it while it increases the loss.
+            truth, outputs, coefficients, pulls = (
+                values[:, unsettled] for values in (self._truth, given, of_rows, pull)
+            )
+            step = self._step(truth, outputs, coefficients, pulls) - coefficients
+            change = self._products @ step
+            before, factor = _loss(truth, outputs, coefficients, pulls), np.ones(len(unsettled), np.float32)
             for _ in range(_MOST_HALVINGS):
-                worse = _loss(truth, at + factor * gained, its + factor * ahead, pulls) > least * (1 + _ROUNDED)
+                after = _loss(truth, outputs + factor * change, coefficients + factor * step, pulls)
+                worse = after > before * (1 + _ROUNDED)
                 if not worse.any():
                     break
                 factor[worse] /= 2
-            of_rows[:, left], given[:, left] = its + factor * ahead, at + factor * gained
+            of_rows[:, unsettled] = coefficients + factor * step
+            given[:, unsettled] = outputs + factor * change
         return False
 
     def _step(self, truth: Singles, given: Singles, of_rows: Singles, pull: Singles) -> Singles:
@@ -239,23 +246,25 @@ class NewtonFitter:
             steep = np.linalg.norm(gradient, axis=0) > _LEVEL * self._first
             if not steep.any():
                 break
+            # Compute the step of each class that is not at its minimum yet.
             counts = self._pull * (self._truth * (given < 1) + (1 - self._truth) * (given > -1))
 
             def product(direction: Singles, counts: Singles = counts) -> Singles:
                 multiplied: Singles = strength * direction + self._turned @ (counts * (self._rows @ direction))
                 return multiplied
 
-            ahead = _solved(product, 0 * gradient, -(gradient * steep), 1.0)
-            gained, factor = self._rows @ ahead, steep.astype(np.float32)
+            step = _solved(product, 0 * gradient, -(gradient * steep), 1.0)
+            change, factor = self._rows @ step, steep.astype(np.float32)
+            # Halve the steps that increase the loss.
             for _ in range(_MOST_HALVINGS):
-                tried, slopes = self._loss(solution + factor * ahead, given + factor * gained, strength)
+                tried, slopes = self._loss(solution + factor * step, given + factor * change, strength)
                 worse = tried > loss * (1 + _ROUNDED)
                 if not worse.any():
                     break
                 factor = np.where(worse, factor / 2, factor)
             else:
                 break  # for some class, no step makes the loss smaller
-            solution, given, loss = solution + factor * ahead, given + factor * gained, tried
+            solution, given, loss = solution + factor * step, given + factor * change, tried
         self._solution = solution
         return solution
 

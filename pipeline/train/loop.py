@@ -275,9 +275,8 @@ class TrainingRun:
         rows = torch.arange(self._batch, device=self._device)[self._group.share(self._batch)]
         ids, targets, units, _ = self._block(rows[None])
         count = min(self._at_once, len(rows))
-        part = ids[0, :count], targets[0, :count], units[0] if count == len(rows) else 0
-        if count < len(rows):
-            part = *part[:2], int(self.network.units(part[0]).sum())
+        units_of_part = units[0] if count == len(rows) else int(self.network.units(ids[0, :count]).sum())
+        part = ids[0, :count], targets[0, :count], units_of_part
         # Compute gradients until the kernels are loaded and the graph is captured, then measure one time.
         trial = Replayed(self._gradients) if self._cuda else self._gradients
         for _ in range(EAGER_CALLS + 1 if self._cuda else 2):

@@ -93,10 +93,10 @@ class _PartAnswer:
     def result(self) -> Outcome | None:
         """Return the result of the part. Raises the error of the part, or Lost if its worker was lost."""
         try:
-            left: Outcome | None = self.future.result()
+            of_part: Outcome | None = self.future.result()
         except (KilledWorker, FutureCancelledError) as error:
             raise Lost(f"the worker {self.address} was lost") from error
-        return left
+        return of_part
 
 
 def _workers_of(client: Client, least: int) -> list[str]:
