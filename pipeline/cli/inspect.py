@@ -47,7 +47,7 @@ _FRAMES = {
 }
 
 _NO_SCALES = "no activation scales: broadsheet calibrate --int8 finds them"
-_OF_HEADS = "fitted to rows that were held out, each head's for itself, where there were enough"
+_OF_HEADS = "calibrated head by head, for each head with enough held-out rows"
 _NO_TEMPERATURE = "not calibrated: broadsheet calibrate finds a temperature"
 
 
@@ -69,8 +69,8 @@ def inspect(
     For a model, the command shows layers, alphabet, frame, classes and card. If the file is damaged, it names the first
     wrong tensor.
 
-    For the output of a job, also of one that still runs, it shows how many rows each label has, and how many of them
-    have at least which score.
+    For the output of a job, also of one that still runs, it shows how many rows each label has, and which shares of
+    them have scores of at least 0.5, 0.6 and so on, up to 0.99.
     """
     from ..model.encoder_file import is_folder
     from ..storage.buckets import is_bucket
@@ -229,7 +229,7 @@ def _of_fasttext(branch: FastText) -> dict[str, str]:
     read += [f"n-grams of up to {kinds.words} words"] if kinds.words > 1 else []
     rows, columns = branch.table.shape
     pruned = "" if branch.pruned is None else f", of which {len(branch.pruned):,} have a row"
-    size = "each what it adds to each class" if branch.output is None else "and a matrix from columns to classes"
+    size = "a column for each class" if branch.output is None else "and a matrix from columns to classes"
     return {
         "fastText": f"trained with the loss {kinds.loss}",
         "reads": f"whole texts: {', '.join(read)}" + (f"; {kinds.buckets:,} buckets{pruned}" if kinds.hashes else ""),

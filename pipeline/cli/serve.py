@@ -76,7 +76,7 @@ def command(
     from ..serve.settings import Settings
 
     if cluster and scheduler_file:
-        raise UsageError("--cluster and --scheduler-file exclude each other")
+        raise UsageError("give --cluster or --scheduler-file, and not both")
     if log_format not in ("text", "json"):
         raise UsageError(f"--log-format {log_format}: choose text or json")
     if tls_key and not tls_certificate:

@@ -161,7 +161,8 @@ async def serve(
     try:
         sockets = bind_sockets(port, HOST)
     except OSError as error:
-        raise UsageError(f"{HOST} port {port} cannot be listened on: {cause(error)}") from error
+        remedy = "give another --port, or 0 for any free one"
+        raise UsageError(f"{HOST} port {port} cannot be listened on: {cause(error)}: {remedy}") from error
     # Set up the pages. Only a browser that has the token can read and decide.
     token = secrets.token_urlsafe(24)
     number = sockets[0].getsockname()[1]

@@ -124,7 +124,7 @@ def _gpu_labels(frame: Any, model: ModelOrModels, options: Options) -> Labels:
     """Return the `Labels` for such a frame. Raises UsageError for several text columns, and for a truth column."""
     labels = labels_of(model, options, frame.head(0).to_arrow().schema)
     if len(labels.selection.columns) > 1 or labels.selection.join:
-        raise UsageError("of a frame on a GPU one text column is read, and no other: join them with cudf's str.cat")
+        raise UsageError("a frame on a GPU can have only one text column: join several by cudf's str.cat")
     return labels
 
 

@@ -65,7 +65,7 @@ class Top(NamedTuple):
             if name is not None:
                 raise UsageError(f"{model.name} gives a text a number, and no class: leave out --top-of")
         elif share is not None and name not in model.classes:
-            raise UsageError(f"--top needs a class of {model.name}, by whose score: --top-of, one of {classes}")
+            raise UsageError(f"--top needs a class of {model.name}, whose scores count: --top-of, one of {classes}")
         if share is None:
             if name is not None:
                 raise UsageError("--top-of names a class for --top: give that too, such as --top 10%")

@@ -164,8 +164,8 @@ def calibrate(
     if given_model.encoder is not None and given_model.cascade is not None:
         if label_column is not None or held_out is not None or by_class:
             raise UsageError(
-                f"{given_model.name} is a chain, whose promise is about what its encoder says: leave out the label "
-                "column, and what needs one"
+                f"{given_model.name} is a chain, whose promise is about what its encoder says, not about true labels: "
+                "leave out the label column, the share that was held out, and scores by class"
             )
         promise = agreement, Top.of(top, recall, top_of, given_model), (device, precision, kernels)
         return with_promise(given_model, source, text_column, *promise, options, progress)

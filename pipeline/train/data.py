@@ -269,7 +269,7 @@ class ArticleReader:
         options = (self.reading, self.alphabet, self.length)
         given, selection = chosen_input(source, self.text_columns, *options, keep_all=True)
         columns = ", ".join(open_input(given, selection, _CHUNK_ROWS).selection.kept_columns)
-        raise UsageError(f"there is nothing to learn: --label-column names the column with the classes, of {columns}")
+        raise UsageError(f"there is nothing to learn: give --label-column and the column with the classes: {columns}")
 
     def articles(
         self,
@@ -384,7 +384,7 @@ def read_labelled(
         lists = label_lists(chunk.rows, label_column, separator)
         values = reading.mapped(lists.flatten())
         if values.null_count:
-            raise UsageError("--map-labels gives a label no class: with --multi-label each needs one")
+            raise UsageError("--map-labels has a label without a class: with --multi-label, each label needs a class")
         return pa.ListArray.from_arrays(lists.offsets, values)
 
     def has_label(chunk: Chunk) -> NDArray[np.bool_]:

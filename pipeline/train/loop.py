@@ -514,8 +514,8 @@ def run(
 def _check_place(path: Path, resume: bool) -> None:
     if not path.parent.is_dir():
         raise UsageError(
-            f"{socket.gethostname()} sees no folder {path.parent} for the checkpoint: choose one that all hosts share, "
-            "or write none"
+            f"{socket.gethostname()} sees no folder {path.parent} for the checkpoint: choose an existing one that all "
+            "hosts share, or write none"
         )
     if path.exists() and not resume:
         raise UsageError(f"{path} is of a run that did not end: go on with --resume, or remove it")

@@ -209,7 +209,7 @@ def ngram_bits(buckets: int | None, classes: int) -> int | None:
         The number of classes.
 
     """
-    row = 2 * (classes + 1)  # bytes of a bucket in the table: an int16 for each class, and one for the squared importance
+    row = 2 * (classes + 1)  # bytes of a bucket: an int16 for each class, and one for the squared importance
     if buckets is None:
         return min(_MOST_BITS, (_TABLE_BYTES // row).bit_length() - 1)
     if buckets == 0:
@@ -290,7 +290,7 @@ def beginning(
     its = {"alphabet": model.alphabet.symbols, "length": model.length, "frame": model.frame}
     for name, value in requested.items():
         if value is not None and value != its[name]:
-            told = f"{model.name} was trained with the {name} {its[name]!r}, not {value!r}"
-            raise UsageError(f"{told}: leave the {name} to it, or begin without it")
+            message = f"{model.name} was trained with the {name} {its[name]!r}, not {value!r}"
+            raise UsageError(f"{message}: leave out --{name}, or leave out --init")
     body = {name: tensor for name, tensor in model.tensors.items() if not name.startswith("fc3.")}
     return Beginning(model.alphabet.symbols, model.length, model.frame, body)

@@ -89,7 +89,7 @@ class SoftLabels:
         if not 0 <= self.share <= 1:
             raise UsageError(f"soft share {self.share}: it must be from 0 to 1")
         if bool(self.columns) == bool(self.models):
-            raise UsageError("soft labels come either from teachers or from columns")
+            raise UsageError("soft labels come from --teacher or from --soft-labels: give one of the two")
         if self.unlabelled is not None and not self.models:
             raise UsageError("unlabelled text needs a teacher")
 
@@ -139,7 +139,7 @@ class SoftLabels:
         """
         names = classes
         if self.levels and any(not isinstance(one, Model) or one.levels != self.levels for one in self._loaded):
-            raise UsageError("one teacher gives numbers, and another none, or others: give teachers of one kind")
+            raise UsageError("a teacher gives numbers, but not all teachers have its levels: give teachers of one kind")
         for model in self._ours:
             if model.is_multi_label:
                 raise UsageError(f"the teacher {model.name} gives a text several labels: only one label can be taught")
@@ -252,7 +252,8 @@ def _of_function(name: str, texts: list[str], classes: tuple[str, ...], report: 
             report(min(at + _BATCH, len(texts)))
     except Exception as error:  # the function may raise anything too
         what = f"the teacher {name} gave no probabilities ({type(error).__name__}: {error})"
-        raise UsageError(f"{what}: it takes texts, and returns them") from error
+        remedy = f"it gets a list of texts, and must return {len(classes)} probabilities for each"
+        raise UsageError(f"{what}: {remedy}") from error
     for at, part in enumerate(parts):
         wanted = (len(texts[at * _BATCH : (at + 1) * _BATCH]), len(classes))
         if part.shape != wanted:
@@ -455,7 +456,8 @@ def read_taught(
     taught = Taught(data, probabilities, labelled)
     # Refuse rows from which nothing can be learned.
     if not taught.answered.all() and not has_teacher:
-        raise UsageError(f"row {int(np.argmin(taught.answered))} has neither a label nor probabilities")
+        number = int(np.argmin(taught.answered))
+        raise UsageError(f"row {number} has neither a label nor probabilities: add them, or name a --teacher")
     if soft_columns and np.isnan(probabilities).any(1).all():
         raise UsageError(f"soft labels in {', '.join(soft_columns)}: no row has any: leave them out")
     return taught

@@ -170,7 +170,7 @@ def _read_table(what: str, text: TextBuffers, device: str, tell: Callable[[Told]
         about = {"name": path.resolve().name}
     # Check the vectors, and make one table of them.
     if not by_word:
-        raise UsageError(f"{what} has a vector of no word of the texts")
+        raise UsageError(f"{what} has no vector for any word of the texts: name vectors of the same language")
     vectors = np.stack(list(by_word.values())).astype(np.float32)
     if not np.isfinite(vectors).all():
         raise UsageError(f"{what} holds a value that is not finite")
