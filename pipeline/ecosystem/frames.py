@@ -1,5 +1,7 @@
-"""Adds labels to frames of other libraries. Dask's are labelled when the user computes them. cudf's text stays on the
-GPU. Hugging Face datasets are labelled at once or as they are read.
+"""Adds labels to frames of other libraries.
+
+A collection of Dask is labelled when the user computes it. The text of a cudf frame stays on the GPU. A Hugging Face
+dataset is labelled at once, or, if it is iterable, as it is read.
 
 A Dask graph holds the model's name and digest. Each worker process loads it once, at its first partition.
 """
