@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from ..source.inputs import Paths
     from ..source.memory.stdin import Stdin
 
-_SET_ASIDE = 3
+_SET_ASIDE = 3  # the exit code if more rows or files have no labels than the user allows
 _OF_JOBS = ("resume", "overwrite", "update", "partition_by", "part_rows", "profile", "trace", "report")
 
 
