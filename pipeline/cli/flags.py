@@ -36,7 +36,9 @@ def _kind(kind: Any) -> Any:
         return list[str] | None
     if kind in (HEADER, MODEL, str | int, str | int | None):
         return str | None
-    return Path | None if kind == FILE else kind if kind is bool else kind | None
+    if kind == FILE:
+        return Path | None
+    return kind if kind is bool else kind | None
 
 
 def with_options(table: Table) -> Callable[[_Command], _Command]:
