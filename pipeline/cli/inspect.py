@@ -420,8 +420,10 @@ def _show_rows(name: str, other: str | None, options: Facts, page: Path | None, 
     spare_pandas()
     from ..output.look import compare, look
 
-    if page is not None and (other is not None or find_spec("matplotlib") is None):
-        raise UsageError(f"--report shows one job, and needs Matplotlib: {install('report')}")
+    if page is not None and other is not None:
+        raise UsageError("--report shows one job: leave out OTHER/, or --report")
+    if page is not None and find_spec("matplotlib") is None:
+        raise UsageError(f"--report needs Matplotlib: {install('report')}")
     told: Any = look(name, **options) if other is None else compare(name, other, **options)
     if page is not None:
         from ..report.page import save_looked

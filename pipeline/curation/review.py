@@ -163,7 +163,7 @@ async def serve(
     try:
         sockets = bind_sockets(port, HOST)
     except OSError as error:
-        remedy = "give another --port, or 0 for any free one"
+        remedy = "give another port, or 0 for any free one"
         raise UsageError(f"{HOST} port {port} cannot be listened on: {cause(error)}: {remedy}") from error
     # Set up the pages. Only a browser that has the token can read and decide.
     token = secrets.token_urlsafe(24)

@@ -89,7 +89,7 @@ def read_decisions(path: Path) -> list[Decision]:
             text = row.get(TEXT, "")
             key = row.get(KEY, "").strip() or (key_of(text) if text else "")
             if not key:
-                raise UsageError(f"{path}: line {line} has the decision {label!r}, but no text and no {KEY}")
+                raise UsageError(f"{path}: line {line} has the decision {label!r}, but no text and no {KEY}: add one")
             found[key] = Decision(key, label, text, line)
     return [*found.values()]
 

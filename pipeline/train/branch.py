@@ -530,7 +530,7 @@ class _VectorFold:
             self._fitter = NewtonFitter(design, design.T, truth, its.weights[:, None].astype(np.float32))
 
     def weigh(self, settings: BranchSettings) -> None:
-        """Do nothing. Of all settings, only the strength of the penalty matters for vectors."""
+        """Do nothing: only the strength of the penalty matters for vectors, and `fit` gets it."""
 
     def fit(self, strength: float) -> Floats:
         """Fit to the rows, and return the logits of the other rows."""

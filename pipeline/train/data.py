@@ -495,7 +495,8 @@ def _check_count(names: tuple[str, ...], column: str) -> None:
     if len(names) < CLASSES[0]:
         raise UsageError(f"column {column!r} has {_count(names)}: a model needs at least two")
     if len(names) > CLASSES[1]:
-        raise UsageError(f"column {column!r} has {len(names):,} classes: a model has at most {CLASSES[1]:,}")
+        remedy = "name another column, or learn this one as a target column if it holds numbers"
+        raise UsageError(f"column {column!r} has {len(names):,} classes, a model at most {CLASSES[1]:,}: {remedy}")
 
 
 def read_numbers(
@@ -570,7 +571,8 @@ def indices_of(labels: pa.Array, classes: tuple[str, ...], column: str | None, r
     indices, unknown = class_indices(labels, classes, rules)
     if unknown:
         shown = ", ".join(map(repr, [*unknown][:_SHOWN_LABELS]))
-        raise UsageError(f"column {column!r} holds {shown}, which is none of {', '.join(classes)}")
+        message = f"column {column!r} holds {shown}, which is none of {', '.join(classes)}"
+        raise UsageError(f"{message}: correct it, or rename it by --map-labels")
     return indices
 
 

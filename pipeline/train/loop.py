@@ -483,7 +483,8 @@ def run(
     mixed = job.precision == "bf16" or (job.precision == "auto" and cuda)
     compute = torch.bfloat16 if mixed else torch.float32
     if group.size > len(examples.fit) or group.size > recipe.batch_size:
-        raise UsageError(f"{group.size} processes cannot share batches of {recipe.batch_size} articles")
+        articles = min(recipe.batch_size, len(examples.fit))
+        raise UsageError(f"{group.size} processes cannot share batches of {articles} articles: ask for fewer GPUs")
     saving = None
     if job.checkpoint and group.rank == 0:
         saving = Saving(job.checkpoint, job.every, job.identity(examples, compute))

@@ -109,7 +109,7 @@ def _workers_of(client: Client, least: int) -> list[str]:
     addresses = sorted(client.scheduler_info(n_workers=-1)["workers"])
     if len(addresses) < least:
         there = f"the cluster has {len(addresses)} workers, each of which uses one"
-        raise UsageError(f"{least} GPUs are wanted, and {there}: start more workers, or give a smaller --gpus")
+        raise UsageError(f"{least} GPUs are wanted, and {there}: start more workers, or ask for fewer GPUs")
     return addresses
 
 

@@ -285,12 +285,12 @@ def beginning(
         return Beginning(alphabet or WITH_SPACE, _LENGTH if length is None else length, frame or "text", {})
     model = load_model(init)
     if not model.has_network:
-        raise UsageError(f"{model.name} holds n-grams alone: there is no network to begin with")
+        raise UsageError(f"{model.name} has no network to begin with: name a model with a network, or none")
     requested = {"alphabet": alphabet, "length": length, "frame": frame}
     its = {"alphabet": model.alphabet.symbols, "length": model.length, "frame": model.frame}
     for name, value in requested.items():
         if value is not None and value != its[name]:
             message = f"{model.name} was trained with the {name} {its[name]!r}, not {value!r}"
-            raise UsageError(f"{message}: leave out --{name}, or leave out --init")
+            raise UsageError(f"{message}: leave out the {name}, or begin with another model, or with none")
     body = {name: tensor for name, tensor in model.tensors.items() if not name.startswith("fc3.")}
     return Beginning(model.alphabet.symbols, model.length, model.frame, body)

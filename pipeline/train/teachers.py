@@ -89,7 +89,7 @@ class SoftLabels:
         if not 0 <= self.share <= 1:
             raise UsageError(f"soft share {self.share}: it must be from 0 to 1")
         if bool(self.columns) == bool(self.models):
-            raise UsageError("soft labels come from --teacher or from --soft-labels: give one of the two")
+            raise UsageError("soft labels come from teachers or from columns: give one of the two")
         if self.unlabelled is not None and not self.models:
             raise UsageError("unlabelled text needs a teacher")
 
@@ -145,7 +145,8 @@ class SoftLabels:
                 raise UsageError(f"the teacher {model.name} gives a text several labels: only one label can be taught")
             names = names or model.classes
             if model.classes != names if self.levels else set(model.classes) != set(names):
-                raise UsageError(f"a teacher's classes are {', '.join(model.classes)}, not {', '.join(names)}")
+                message = f"a teacher has the classes {', '.join(model.classes)}, not {', '.join(names)}"
+                raise UsageError(f"{message}: give teachers of the same classes, and --classes only with these")
         taught = read_taught(source, reading, label_column, self.columns, names, bool(self.models))
         if self.unlabelled is not None:
             taught = taught.and_(read_taught(self.unlabelled, reading, None, (), taught.data.classes, True))
@@ -457,7 +458,7 @@ def read_taught(
     # Refuse rows from which nothing can be learned.
     if not taught.answered.all() and not has_teacher:
         number = int(np.argmin(taught.answered))
-        raise UsageError(f"row {number} has neither a label nor probabilities: add them, or name a --teacher")
+        raise UsageError(f"row {number} has neither a label nor probabilities: add them, or name a teacher")
     if soft_columns and np.isnan(probabilities).any(1).all():
         raise UsageError(f"soft labels in {', '.join(soft_columns)}: no row has any: leave them out")
     return taught
