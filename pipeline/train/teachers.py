@@ -44,7 +44,7 @@ _TEXTS_AT_ONCE = {"cpu": 256, "cuda": 131_072}  # texts that a model gets at onc
 
 Doubles = NDArray[np.float64]
 Rows = NDArray[np.int64]
-Done = Callable[[int], None]
+Report = Callable[[int], None]
 """Called with the number of finished texts."""
 
 
@@ -173,12 +173,14 @@ class SoftLabels:
         data = taught.data
         known = taught.labelled.copy()
         known[held] = False
+        # Ask the teachers, and refuse one that answers nothing.
         parts = np.stack([self._answers(one, data, np.flatnonzero(known), tell) for one in self._loaded])
         answers = np.logical_not(np.isnan(parts).any(2, keepdims=True))
         for one, of_one in zip(self.models, answers, strict=True):
             if not of_one.any():
                 what = f"the teacher {one.name if isinstance(one, Model) else one}"
                 raise UsageError(f"{what} has no probabilities for any of the texts, only NaN: name another")
+        # Average over the teachers that answer; a row without an answer gets NaN.
         average = np.where(answers, parts, 0).sum(0) / np.where(answers.any(0), answers.sum(0), np.nan)
         given = np.nan_to_num(average)
         if self.levels is not None:
@@ -224,7 +226,7 @@ def _is_ours(what: str | Path | Model) -> bool:
     return path.is_file() or not (":" in str(what) or "/" in str(what))
 
 
-def _of_model(model: Model, data: LabelledArticles, device: str, report: Done) -> Doubles:
+def _of_model(model: Model, data: LabelledArticles, device: str, report: Report) -> Doubles:
     """Return a model's probabilities [N, classes], or its numbers [N, 1]; NaN if it overflows for a text."""
     order = [model.classes.index(name) for name in data.classes]
     parts = []
@@ -238,7 +240,7 @@ def _of_model(model: Model, data: LabelledArticles, device: str, report: Done) -
     return scores if model.levels is not None else scores[:, order]
 
 
-def _of_function(name: str, texts: list[str], classes: tuple[str, ...], report: Done) -> Doubles:
+def _of_function(name: str, texts: list[str], classes: tuple[str, ...], report: Report) -> Doubles:
     module, _, function = name.partition(":")
     try:
         teacher: Callable[[list[str]], Any] = getattr(import_module(module), function)
@@ -262,7 +264,7 @@ def _of_function(name: str, texts: list[str], classes: tuple[str, ...], report: 
     return shares(np.concatenate(parts), f"the teacher {name}")
 
 
-def _encoded(name: str, text: TextBuffers, texts: list[str], device: str, report: Done) -> NDArray[np.float32]:
+def _encoded(name: str, text: TextBuffers, texts: list[str], device: str, report: Report) -> NDArray[np.float32]:
     """Compute the vectors of a sentence encoder, of length one, by our engine if it can.
 
     Parameters
@@ -291,7 +293,7 @@ def _encoded(name: str, text: TextBuffers, texts: list[str], device: str, report
 
 
 def _by_sentence_transformers(
-    name: str, texts: list[str], device: str, refused: str, report: Done
+    name: str, texts: list[str], device: str, refused: str, report: Report
 ) -> NDArray[np.float32]:
     """Compute the vectors of a sentence encoder, of length one, by sentence-transformers.
 
