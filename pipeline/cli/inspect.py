@@ -178,7 +178,8 @@ def _of_encoder(encoder: Encoder | TorchEncoder) -> dict[str, str]:
     from ..model.encoder import NO_PRODUCT, Encoder
 
     settings, width = encoder.settings, encoder.width
-    reads = f"{settings.most_tokens:,} tokens, with the {encoder.framing} that frame a text, of {encoder.tokens.size:,}"
+    vocabulary = f"a vocabulary of {encoder.tokens.size:,}"
+    reads = f"{settings.most_tokens:,} tokens, with the {encoder.framing} that frame a text; {vocabulary}"
     if not isinstance(encoder, Encoder):
         return {
             "encoder": f"{encoder.settings.family}, of {width} values",
