@@ -43,7 +43,7 @@ class TrainingProgress:
         self._console, self._epochs, self._learns = console, epochs, learns
         self._began = self._last = time.monotonic()
         self._phases = Phases(console)
-        self._held_out = self._measured = "held out"
+        self._held_out = self._measured = "held out"  # what the figures of the model, and of an epoch, are measured on
 
     def start(self, data: LabelledArticles, held_out: int) -> None:
         """Print on how many texts and classes the model is trained."""

@@ -92,7 +92,7 @@ class Answers(NamedTuple):
         of its head.
         """
         if self.heads is not None:
-            losses, factors = np.zeros(self.classes), np.ones(self.classes)
+            losses, factors = np.zeros(self.classes), np.ones(self.classes)  # a head's loss is at its first class
             for part, column_labels in zip(parts_of(self.heads), self.labels.T, strict=True):
                 if len(known := np.flatnonzero(column_labels != NO_TRUTH)):
                     of_known = logits[known, part], column_labels[known], self.weights[known, part.start]

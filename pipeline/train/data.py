@@ -555,7 +555,8 @@ def levels_of(numbers: NDArray[np.float64]) -> tuple[Levels, tuple[str, ...]]:
     """Return the levels of some numbers, and the names of the levels.
 
     If all numbers are whole and their range is narrow, every whole number in the range is a level. Otherwise, ten equal
-    steps divide the range, and their 11 ends are the levels.
+    steps divide the range, and their 11 ends are the levels. Names have 4 significant digits, or 9 if
+    two levels would otherwise have the same name.
     """
     low, high = float(numbers.min()), float(numbers.max())
     whole = bool((numbers == np.rint(numbers)).all()) and high - low < _MOST_LEVELS
