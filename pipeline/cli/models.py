@@ -253,7 +253,7 @@ def push(
 ) -> None:
     """Upload a model to the Hugging Face Hub, with a model card.
 
-    Log in with `hf auth login` first. Afterwards every command takes the model as `--model hf://USER/NAME`.
+    Log in with `hf auth login` first. Afterwards every command takes hf://USER/NAME as a model.
     """
     from ..ecosystem import push as hub
 

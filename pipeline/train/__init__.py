@@ -201,8 +201,9 @@ def train(source: Any, **options: Unpack[TrainKeywords]) -> Trained:
 
 def _share_to_hold_out(request: TrainRequest, trains_network: bool) -> float:
     """Return the share of rows to hold out: that of the user, or else one that suits the model."""
-    if request.hold_out_share is not None:
-        return request.hold_out_share
+    given: float | None = request.hold_out_share
+    if given is not None:
+        return given
     if request.fine_tune:
         return _HELD_OUT_OF_TUNED
     if trains_network:
