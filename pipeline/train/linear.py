@@ -234,6 +234,7 @@ class NewtonFitter:
 
     def __init__(self, rows: Any, turned: Any, truth: Singles, weights: Singles) -> None:
         self._rows, self._turned, self._truth, self._pull = rows, turned, truth, 2 * weights / len(truth)
+        # The norm of each class's gradient at zero weights, to which `fit` compares the gradient.
         self._first = np.linalg.norm(turned @ (self._pull * (1 - 2 * truth)), axis=0)
         self._solution = 0 * (turned @ truth)
 
@@ -452,8 +453,8 @@ class Fitter:
         self._sparse = features.shape[1]
         if dense is not None:
             features = sp.hstack([features, sp.csr_array(dense)], format="csr")
-        alone = truth == (truth.argmax(axis=1)[:, None] == np.arange(truth.shape[1]))
-        self._problem = Problem(features, truth, weights, weights.ndim == 1 and bool(alone.all()))
+        one_hot = truth.argmax(axis=1)[:, None] == np.arange(truth.shape[1])
+        self._problem = Problem(features, truth, weights, weights.ndim == 1 and bool((truth == one_hot).all()))
         self._count = _processes_for(self._problem)
         self._processes: Processes | None = None
 
