@@ -97,9 +97,9 @@ def least_score(first: Doubles, encoder: Doubles, share: float, recall: float) -
 
     The top is the share of *all* texts with the highest scores by the encoder, including texts of equal scores. Only a
     sample of the texts is known. So neither the score from which texts are in the top (the cut) nor the number of them
-    that the first model loses is known. With a risk of 1 %, the true cut divides the sample at one of several places,
-    because the number of rows above it is binomial. For the right place, the bound of Clopper and Pearson says how many
-    rows may be lost, with a risk of 4 %. The lowest score of all places holds for the right one too.
+    that the first model loses is known. With 99 % confidence, the true cut divides the sample at one of several
+    places, because the number of rows above it is binomial. For the right place, the bound of Clopper and Pearson says
+    how many rows may be lost, with a risk of 4 %. The lowest score of all places holds for the right one too.
 
     Parameters
     ----------
@@ -128,8 +128,8 @@ def least_score(first: Doubles, encoder: Doubles, share: float, recall: float) -
     ends = np.flatnonzero(np.append(scores[1:] < scores[:-1], True)) + 1  # rows that a cut at each score takes
     begins = np.concatenate([[0], ends[:-1]])
     places = ends[(ends >= fewest_rows) & (begins <= most_rows)]
-    # At each place, as many rows as may be lost are those with the lowest scores by the first model. The next higher
-    # score is the one that the place demands.
+    # Each place may lose some of the rows above it: those with the lowest scores by the first model. The lowest score
+    # of the others is the one that the place demands.
     lost = {int(rows): most_lost(int(rows), recall, _RISK - _RISK_OF_CUT) for rows in places}
     if min(lost.values()) < 0:
         raise UsageError(f"{len(first):,} held-out rows are too few to promise that: give more text")
