@@ -584,8 +584,8 @@ class _Fold:
         letters = _of_kind(grams.letters, self.importance, 1 - settings.words)
         self._features, self._dense = sp.csr_array(words + letters), dense
         # Choose how to fit: numbers, many rows by their features, or few rows by their products with each other. The
-        # product of two rows is the sum of 1 for the bias, the products of n-grams of words with all n-grams, and those
-        # of n-grams of characters with each other.
+        # product of two rows is the sum of 1 for the bias, the products of n-grams of words with all n-grams, those of
+        # n-grams of characters with each other, and those of the word vectors.
         answers, of_ours = self._answers, dense if dense is None else dense[ours]
         self._fitter: ProductFitter | Fitter | GpuFitter | NumberFitter
         if answers.steps is not None:
