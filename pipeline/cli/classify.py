@@ -63,7 +63,7 @@ _OF_UCX = ("distributed_ucxx", "rmm")
 
 _GPUS = "/proc/driver/nvidia/gpus/*"
 
-_SHOWN = 10
+_SHOWN = 10  # labels of which the estimate shows the number of rows
 
 
 @with_options(TABLE)

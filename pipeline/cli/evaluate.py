@@ -75,8 +75,8 @@ def command(
     network = options.pop("network", SCORE["network"].default)
     selection = (chain.selection or None) if (chain := loaded.asking(network).cascade) else None
     if asked and selection is None:
-        what = "a chain that is to find a share of the texts, and --network uncertain"
-        raise UsageError(f"--asked is for {what}: {model}")
+        what = "a chain that is to find a share of the texts, with --network uncertain"
+        raise UsageError(f"{model}: --asked is for {what}")
 
     # Evaluate a model of several labels, or of numbers, in its own way.
     if loaded.is_multi_label:
@@ -90,7 +90,10 @@ def command(
         return
     if loaded.levels is not None:
         if plot or reliability or label_separator or abstain is not None or precision_target is not None:
-            raise UsageError(f"{model} gives a text a number: evaluate takes no option about labels for it")
+            raise UsageError(
+                f"{model} gives a text a number: --plot, --reliability, --label-separator, --abstain and "
+                "--precision-target are for models that give labels"
+            )
         _draw_recalls(_evaluate_numbers(loaded.asking(network), data, as_json, options), selection, asked)
         return
 

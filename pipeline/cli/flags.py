@@ -36,7 +36,9 @@ def _kind(kind: Any) -> Any:
         return list[str] | None
     if kind in (HEADER, MODEL, str | int, str | int | None):
         return str | None
-    return Path | None if kind == FILE else kind if kind is bool else kind | None
+    if kind == FILE:
+        return Path | None
+    return kind if kind is bool else kind | None
 
 
 def with_options(table: Table) -> Callable[[_Command], _Command]:
@@ -80,7 +82,8 @@ Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 Quiet = Annotated[bool, typer.Option("--quiet", help="Print only errors.")]
 
 Texts = Annotated[list[str] | None, flag("text_column")]
-Root = Annotated[Path | None, flag("root")]
+_ROOT = "Folder to which paths of input files are relative, if the job had a --root.  [default: the current folder]"
+Root = Annotated[Path | None, in_panel("Input", "FOLDER", _ROOT)]
 Endpoint = Annotated[str | None, flag("endpoint")]
 Device = Annotated[str, flag("device")]
 Precision = Annotated[str, flag("precision")]

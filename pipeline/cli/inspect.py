@@ -47,7 +47,7 @@ _FRAMES = {
 }
 
 _NO_SCALES = "no activation scales: broadsheet calibrate --int8 finds them"
-_OF_HEADS = "fitted to rows that were held out, each head's for itself, where there were enough"
+_OF_HEADS = "calibrated head by head, for each head with enough held-out rows"
 _NO_TEMPERATURE = "not calibrated: broadsheet calibrate finds a temperature"
 
 
@@ -69,8 +69,8 @@ def inspect(
     For a model, the command shows layers, alphabet, frame, classes and card. If the file is damaged, it names the first
     wrong tensor.
 
-    For the output of a job, also of one that still runs, it shows how many rows each label has, and how many of them
-    have at least which score.
+    For the output of a job, also of one that still runs, it shows how many rows each label has, and which shares of
+    them have scores of at least 0.5, 0.6 and so on, up to 0.99.
     """
     from ..model.encoder_file import is_folder
     from ..storage.buckets import is_bucket
@@ -178,7 +178,8 @@ def _of_encoder(encoder: Encoder | TorchEncoder) -> dict[str, str]:
     from ..model.encoder import NO_PRODUCT, Encoder
 
     settings, width = encoder.settings, encoder.width
-    reads = f"{settings.most_tokens:,} tokens, with the {encoder.framing} that frame a text, of {encoder.tokens.size:,}"
+    vocabulary = f"a vocabulary of {encoder.tokens.size:,}"
+    reads = f"{settings.most_tokens:,} tokens, with the {encoder.framing} that frame a text; {vocabulary}"
     if not isinstance(encoder, Encoder):
         return {
             "encoder": f"{encoder.settings.family}, of {width} values",
@@ -229,7 +230,7 @@ def _of_fasttext(branch: FastText) -> dict[str, str]:
     read += [f"n-grams of up to {kinds.words} words"] if kinds.words > 1 else []
     rows, columns = branch.table.shape
     pruned = "" if branch.pruned is None else f", of which {len(branch.pruned):,} have a row"
-    size = "each what it adds to each class" if branch.output is None else "and a matrix from columns to classes"
+    size = "a column for each class" if branch.output is None else "and a matrix from columns to classes"
     return {
         "fastText": f"trained with the loss {kinds.loss}",
         "reads": f"whole texts: {', '.join(read)}" + (f"; {kinds.buckets:,} buckets{pruned}" if kinds.hashes else ""),
@@ -420,8 +421,10 @@ def _show_rows(name: str, other: str | None, options: Facts, page: Path | None, 
     spare_pandas()
     from ..output.look import compare, look
 
-    if page is not None and (other is not None or find_spec("matplotlib") is None):
-        raise UsageError(f"--report shows one job, and needs Matplotlib: {install('report')}")
+    if page is not None and other is not None:
+        raise UsageError("--report shows one job: leave out OTHER/, or --report")
+    if page is not None and find_spec("matplotlib") is None:
+        raise UsageError(f"--report needs Matplotlib: {install('report')}")
     told: Any = look(name, **options) if other is None else compare(name, other, **options)
     if page is not None:
         from ..report.page import save_looked

@@ -55,7 +55,7 @@ def doctor(
     The exit code is 1 if a check fails, else 0. Warnings do not count.
     """
     if scheduler_file and (cluster or protocol != "auto"):
-        raise UsageError("--scheduler-file excludes --cluster and --protocol")
+        raise UsageError("a running scheduler has its workers and protocol: give --scheduler-file alone")
     from ...cluster import connect, nearest
     from ...cluster.doctor import examine
 

@@ -177,7 +177,7 @@ def convert(
                 raise UsageError("--classes and --alphabet are for a params.bin; a .safetensors model has its own")
             model = load_one(source)
             if model.is_multi_label or model.preparation is not None:
-                raise UsageError(f"{source} gives several labels or prepares its texts: no params.bin can say that")
+                raise UsageError(f"{source} gives several labels or prepares its texts: a params.bin cannot hold that")
             data = to_params(model)
             card = {name: about for name, about in model.card.items() if name != CARD or model.temperature == 1}
             sidecar = model_file.sidecar_json(model.alphabet.symbols, list(model.classes), model.frame, card, data)
@@ -253,7 +253,7 @@ def push(
 ) -> None:
     """Upload a model to the Hugging Face Hub, with a model card.
 
-    Log in with `hf auth login` first. Afterwards every command takes the model as `--model hf://USER/NAME`.
+    Log in with `hf auth login` first. Afterwards every command takes hf://USER/NAME as a model.
     """
     from ..ecosystem import push as hub
 

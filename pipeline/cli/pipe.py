@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from ..source.inputs import Paths
     from ..source.memory.stdin import Stdin
 
-_SET_ASIDE = 3
+_SET_ASIDE = 3  # the exit code if more rows or files have no labels than the user allows
 _OF_JOBS = ("resume", "overwrite", "update", "partition_by", "part_rows", "profile", "trace", "report")
 
 
@@ -33,7 +33,7 @@ def source_of(inputs: list[str], kind: str | None) -> Paths | Stdin:
             raise UsageError("--stdin-format goes with the input -, which stands for stdin")
         return Paths(inputs)
     if len(inputs) > 1:
-        raise UsageError("- stands for stdin, and alone: no files beside it")
+        raise UsageError("- stands for stdin: give it alone, or only files")
     try:
         return Stdin(FileIO(0, closefd=False), kind)
     except OSError as error:

@@ -80,7 +80,7 @@ def merge(
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
-    """Join the shares of a job that ran with --shard in one folder. With --compact, join the small parts of a folder.
+    """Join the shares of a job that ran with --shard, in one folder. With --compact, join the small parts of a folder.
 
     If all folders are on one disk, the command copies no rows.
     """

@@ -20,7 +20,7 @@ _LEAST_TOKEN = 16
 _MODELS = "A shipped model, or NAME=PATH for a file; may be repeated, the default first.  [default: ag-news]"
 _CERTIFICATE = "Serve HTTPS with this certificate: a PEM file with its chain."
 _KEY = "Key of the certificate: a PEM file, if the key is not in the same one."
-_QUEUE = "Most texts that may wait; requests with more are refused."
+_QUEUE = "Largest number of texts that may wait; the server refuses requests beyond it."
 _PORT = "Port to listen at; 0: any free one, which the log names."
 _ENGINES = "Compute on the workers of a Dask cluster: local, cuda, slurm, or a scheduler's address."
 _ORIGIN = "Let web pages of this origin call the server; may be repeated; * for all."
@@ -46,9 +46,9 @@ def command(
     http_processes: Annotated[int | None, _limit("N", _PROCESSES, min=1, max=64, show_default=False)] = None,
     drain_s: Annotated[float, _limit("S", "Seconds after SIGTERM to finish the answers.", min=1)] = 30.0,
     max_queue: Annotated[int, _limit("TEXTS", _QUEUE, min=1)] = 100_000,
-    max_texts: Annotated[int, _limit("N", "Most texts in one request.", min=1)] = 10_000,
-    max_body_mb: Annotated[int, _limit("MB", "Most megabytes of one request.", min=1, max=1024)] = 32,
-    max_connections: Annotated[int, _limit("N", "Most connections at a time.", min=1)] = 1024,
+    max_texts: Annotated[int, _limit("N", "Largest number of texts in a request.", min=1)] = 10_000,
+    max_body_mb: Annotated[int, _limit("MB", "Largest size of a request, in megabytes.", min=1, max=1024)] = 32,
+    max_connections: Annotated[int, _limit("N", "Largest number of open connections.", min=1)] = 1024,
     head_s: Annotated[float, _limit("S", "Seconds in which the headers of a request must arrive.", min=0.1)] = 10.0,
     body_s: Annotated[float, _limit("S", "Seconds in which the body of a request must arrive.", min=0.1)] = 60.0,
     idle_s: Annotated[int, _limit("S", "Seconds after which an idle connection is closed.", min=1)] = 75,
@@ -76,7 +76,7 @@ def command(
     from ..serve.settings import Settings
 
     if cluster and scheduler_file:
-        raise UsageError("--cluster and --scheduler-file exclude each other")
+        raise UsageError("give --cluster or --scheduler-file, and not both")
     if log_format not in ("text", "json"):
         raise UsageError(f"--log-format {log_format}: choose text or json")
     if tls_key and not tls_certificate:

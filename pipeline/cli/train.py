@@ -23,6 +23,8 @@ from .tables import write_rows
 if TYPE_CHECKING:
     from distributed import Client
 
+_EPOCHS = "Passes over the data.  [default: 80; with --fine-tune 3, or 8 for few rows]"
+_SET = "Any other setting of the recipe, such as dropout=0.5. A wrong name lists all."
 _DATA = "Labelled texts: files, folders, globs or URLs, in the formats of `classify`."
 _recipe, _soft, _cluster, _report = (
     partial(in_panel, panel) for panel in ("Recipe", "Scores of other models", "Cluster", "Report")
@@ -36,11 +38,11 @@ def command(
         typer.Option("-o", "--output", metavar="MODEL", help="The model file to write.", show_default=False),
     ] = None,
     data: Annotated[list[str] | None, typer.Argument(metavar="DATA", help=_DATA, show_default=False)] = None,
-    epochs: Annotated[int | None, _recipe("N", "Passes over the data.  [default: 80]")] = None,
+    epochs: Annotated[int | None, _recipe("N", _EPOCHS)] = None,
     batch_size: Annotated[int | None, _recipe("N", "Articles per step.  [default: by number of rows]")] = None,
     learning_rate: Annotated[float | None, _recipe("RATE", "Highest rate.  [default: by number of rows]")] = None,
-    set_: Annotated[list[str] | None, _recipe("NAME=VALUE", "Any other setting of the recipe.", "--set")] = None,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace model, checkpoint and plot.")] = False,
+    set_: Annotated[list[str] | None, _recipe("NAME=VALUE", _SET, "--set")] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace files that exist.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Report odd rows only; do not train.")] = False,
     teacher: Annotated[
         list[str] | None,
@@ -65,8 +67,11 @@ def command(
 ) -> None:
     """Train a model on labelled texts.
 
-    The model has n-grams, and with a GPU also a network. The default settings are those of the shipped model, or
-    settings for few rows.
+    For example, `broadsheet train news.csv --label-column topic -o topics.safetensors` learns the column `topic` from
+    the column `text`.
+
+    The model has n-grams, and with a GPU also a network. By default, a network is trained with the settings of the
+    shipped model, or below 5,000 rows with settings for few rows.
 
     n-grams need scikit-learn, which the extra `train` installs. The network needs PyTorch, which the extra
     `train-network` installs.
@@ -194,7 +199,7 @@ def _workers(where: str | None, scheduler_file: Path | None, count: int | None) 
         yield None
         return
     if where is not None and scheduler_file is not None:
-        raise UsageError("--scheduler-file excludes --cluster")
+        raise UsageError("give --cluster or --scheduler-file, and not both")
     from ...cluster import connect
     from ...cluster.protocol import count_gpus
 
@@ -211,4 +216,5 @@ def _symbols(path: str) -> str:
     try:
         return Path(path).read_bytes().decode()
     except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"no alphabet {path!r}: with-space, published, or a UTF-8 file ({error})") from error
+        remedy = "choose with-space, published, or a UTF-8 file"
+        raise UsageError(f"no alphabet {path!r}: {remedy} ({error})") from error

@@ -43,7 +43,7 @@ class TrainingProgress:
         self._console, self._epochs, self._learns = console, epochs, learns
         self._began = self._last = time.monotonic()
         self._phases = Phases(console)
-        self._held_out = self._measured = "held out"
+        self._held_out = self._measured = "held out"  # what the figures of the model, and of an epoch, are measured on
 
     def start(self, data: LabelledArticles, held_out: int) -> None:
         """Print on how many texts and classes the model is trained."""
@@ -78,10 +78,10 @@ class TrainingProgress:
         if AGREEMENT_CARD in card:
             agreement = f"{share_of_card(card, AGREEMENT_CARD)} agreement with the teacher"
             self._console.print(f"{self._held_out}: {agreement}", soft_wrap=True)
-        for name, told in (trained.compared_columns or {}).items():
+        for name, compared in (trained.compared_columns or {}).items():
             right = f"{share_of_card(card['heads'][name], 'held_out_accuracy')} right"
             self._console.print(f"{self._held_out}: {name} {right}", soft_wrap=True)
-            for line in told.lines():
+            for line in compared.lines():
                 self._console.print(f"  {line}", soft_wrap=True)
         if "held_out" in card:
             against = f", against {card['held_out']['against']}" if "against" in card["held_out"] else ""

@@ -32,7 +32,7 @@ Doubles = NDArray[np.float64]
 
 _WORD = re.compile(r"\S+")
 _MOST_PARTS = 256  # parts of a text to leave out in turn; in a longer text, a part has several words
-_LEAST = 1e-7
+_LEAST = 1e-7  # probabilities nearer to 0 or 1 count as this near, so that their log odds are finite
 
 
 class Piece(NamedTuple):

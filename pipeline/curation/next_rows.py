@@ -2,8 +2,8 @@
 
 The method is filtered active submodular selection (Wei, Iyer and Bilmes, "Submodularity in Data Subset Selection and
 Active Learning", 2015). The candidates are the rows with the smallest margin between their two best labels, twenty
-times as many as are wanted. From these, rows are selected one after another. Each time it is the row that most
-increases the sum, over all candidates, of the similarity to the nearest selected row (facility location). The
+times as many as are wanted, but at most 5,000. From these, rows are selected one after another: each time the row that
+most increases the sum, over all candidates, of the similarity to the nearest selected row (facility location). The
 similarity of two texts is the cosine of their words' TF-IDF.
 """
 
@@ -28,7 +28,8 @@ from ..model.several import load_one
 from ..options import SCORE, ScoreKeywords
 from ..source.rows.chunk import Chunk
 
-_CANDIDATES, _MOST_CANDIDATES = 20, 5_000
+_CANDIDATES = 20  # for each row that is wanted
+_MOST_CANDIDATES = 5_000  # unless more rows are wanted
 _WORDS, _BITS = Kinds(words=1, characters=(0, 0), reads=1014), 22
 
 Floats = NDArray[np.float32]
@@ -205,8 +206,9 @@ def _likeness(texts: list[str]) -> Floats:
 def representatives(likeness: Floats, count: int) -> list[int]:
     """Return the rows, of N, that represent all of them best, with the best first and at most `count`.
 
-    The selection is greedy, which reaches at least 63 % of the largest possible sum. Gains only shrink, so only those
-    that could be the largest are computed again (Minoux, "Accelerated greedy algorithms", 1978).
+    The selection is greedy, which reaches at least 1 - 1/e = 63 % of the largest possible sum (Nemhauser, Wolsey and
+    Fisher, "An analysis of approximations for maximizing submodular set functions", 1978). Gains only shrink, so only
+    those that could be the largest are computed again (Minoux, "Accelerated greedy algorithms", 1978).
 
     Parameters
     ----------

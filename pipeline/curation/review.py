@@ -28,8 +28,8 @@ from ..evaluation.decisions import DECISION, KEY, LEAVE_OUT, TEXT, key_of, read_
 from .explain import Explainer, Explanation
 
 HOST = "127.0.0.1"
-_SHOWN_PIECES = 6
-_MOST_BODY = 1 << 16
+_SHOWN_PIECES = 6  # n-grams or words that the page lists for a label
+_MOST_BODY = 1 << 16  # bytes of a request
 _HEADERS = {
     "content-security-policy": "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; "
     "connect-src 'self'; frame-ancestors 'none'; base-uri 'none'; form-action 'none'",
@@ -92,10 +92,12 @@ class Review:
         self._output, self._is_own = output, output.exists() and output.resolve() == file.resolve()
         for row in self.rows:
             row[KEY] = row.get(KEY, "").strip() or key_of(row[TEXT])
+        # A decision in another file takes precedence over one in the file of rows.
         if not self._is_own and output.exists():
             decided = {_key(row): row[DECISION] for row in read_table(output)[1]}
             for row in self.rows:
                 row[DECISION] = decided.get(row[KEY], row[DECISION])
+        # Offer the classes of the model, then all other labels of the file.
         counts = Counter(row.get(name, "") for row in self.rows for name in ("truth", "label", DECISION))
         others = sorted(name for name in counts if name and name != LEAVE_OUT and name not in classes)
         self.labels = [*classes, *others]
@@ -161,7 +163,8 @@ async def serve(
     try:
         sockets = bind_sockets(port, HOST)
     except OSError as error:
-        raise UsageError(f"{HOST} port {port} cannot be listened on: {cause(error)}") from error
+        remedy = "give another port, or 0 for any free one"
+        raise UsageError(f"{HOST} port {port} cannot be listened on: {cause(error)}: {remedy}") from error
     # Set up the pages. Only a browser that has the token can read and decide.
     token = secrets.token_urlsafe(24)
     number = sockets[0].getsockname()[1]

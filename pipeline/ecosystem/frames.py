@@ -1,5 +1,7 @@
-"""Adds labels to frames of other libraries. Dask's are labelled when the user computes them. cudf's text stays on the
-GPU. Hugging Face datasets are labelled at once or as they are read.
+"""Adds labels to frames of other libraries.
+
+A collection of Dask is labelled when the user computes it. The text of a cudf frame stays on the GPU. A Hugging Face
+dataset is labelled at once, or, if it is iterable, as it is read.
 
 A Dask graph holds the model's name and digest. Each worker process loads it once, at its first partition.
 """
@@ -124,7 +126,7 @@ def _gpu_labels(frame: Any, model: ModelOrModels, options: Options) -> Labels:
     """Return the `Labels` for such a frame. Raises UsageError for several text columns, and for a truth column."""
     labels = labels_of(model, options, frame.head(0).to_arrow().schema)
     if len(labels.selection.columns) > 1 or labels.selection.join:
-        raise UsageError("of a frame on a GPU one text column is read, and no other: join them with cudf's str.cat")
+        raise UsageError("a frame on a GPU can have only one text column: join several by cudf's str.cat")
     return labels
 
 

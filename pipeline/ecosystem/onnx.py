@@ -25,22 +25,23 @@ OPSET = 17
 """The first opset with LayerNormalization."""
 
 _IR = 8  # from the same release as that opset
-_CHECKED = 1_000
-_BATCH = 100
+_CHECKED = 1_000  # texts on which the scores are compared
+_BATCH = 100  # texts at once
 
 _NO_GRAPH = "there is no ONNX graph of it"
 
 TOLERANCE = 1e-3
-"""The largest allowed difference of a score: both sum in fp32, in different orders. A wrong graph differs far more."""
+"""The largest allowed difference of a score. ONNX Runtime and our engine sum in fp32, but in different orders. The
+scores of a wrong graph differ far more."""
 
 
 def onnx_inputs(model: str | Path | Model, texts: Iterable[str | bytes]) -> dict[str, NDArray[Any]]:
     """Encode texts as the inputs of an exported model.
 
-    A program in another language makes ``ids`` in a few lines: decode UTF-8, lower-case A to Z, look each of the first
-    `length` characters up in the alphabet, with ``symbols`` for one that is not there, and fill up with
-    ``symbols + 1``. Alphabet and length are in the metadata of the ONNX file. N-grams, of a model that has them, are
-    hashed to buckets as `pipeline/model/ngrams.py` specifies.
+    A program in another language makes ``ids`` in a few lines: decode UTF-8, lower-case A to Z, and look each of the
+    first `length` characters up in the alphabet. With an alphabet of S characters, the id of any other character is S,
+    and a shorter text is filled up with S + 1. Alphabet and length are in the metadata of the ONNX file. The n-grams of
+    a model that has them are hashed to buckets as `pipeline/model/ngrams.py` specifies.
 
     Parameters
     ----------
@@ -52,10 +53,11 @@ def onnx_inputs(model: str | Path | Model, texts: Iterable[str | bytes]) -> dict
     Returns
     -------
     dict of str to ndarray
-        The inputs by name. ``ids``, uint8 [N, length]. For a model with n-grams also two more. ``ngrams``, int32
-        [N, 2, G], holds the buckets of each text's n-grams of words, and of characters, each once; rows are filled up
-        with the number of buckets to the length of the longest. ``ngram_times``, float32 [N, 2, G], is the weight of
-        each: the number of binary digits of how often it occurs, or 0.
+        The inputs by name. ``ids``, uint8 [N, length], is always there. A model with n-grams has two more inputs.
+        ``ngrams``, int32 [N, 2, G], holds the buckets of each text: those of its n-grams of words, then those of its
+        n-grams of characters, each bucket once. G is the length of the longest such row; shorter rows are filled up
+        with the number of all buckets. ``ngram_times``, float32 [N, 2, G], holds the weight of each of these: the
+        number of binary digits of how often it occurs, and 0 where a row is filled up.
 
     Raises
     ------

@@ -37,7 +37,7 @@ class Resident:
     device, precision, kernels : str
         As in `open_engine`.
     network : str
-        The texts for which the network of a model with n-grams is asked, as in `Model.asking`.
+        The texts about which a model with n-grams asks its network, as in `Model.asking`.
 
     """
 
@@ -92,7 +92,9 @@ def in_use(models: Sequence[Resident]) -> Iterator[list[Engine]]:
 
 _LOADING = threading.Lock()
 _HELD: set[str] = set()
+"""The keys of the models whose engines this module has offered."""
 _GIVEN: dict[str, Model] = {}
+"""Models that were given as a `Model`, by digest, since their names may lead to no file."""
 
 
 def resident(

@@ -28,7 +28,7 @@ Doubles = NDArray[np.float64]
 
 
 def answers_of(model: Model, predictions: Predictions) -> Doubles:
-    """Return the values that N texts are chosen by: the score of each class, [N, classes], or their numbers, [N, 1]."""
+    """Return what a model gives N texts, float64: the score of each class, [N, classes], or their numbers, [N, 1]."""
     scores = predictions.all_scores if model.levels is None else predictions.scores[:, :1]
     assert scores is not None
     return scores.astype(np.float64)
@@ -65,7 +65,7 @@ class Top(NamedTuple):
             if name is not None:
                 raise UsageError(f"{model.name} gives a text a number, and no class: leave out --top-of")
         elif share is not None and name not in model.classes:
-            raise UsageError(f"--top needs a class of {model.name}, by whose score: --top-of, one of {classes}")
+            raise UsageError(f"--top needs a class of {model.name}, whose scores count: --top-of, one of {classes}")
         if share is None:
             if name is not None:
                 raise UsageError("--top-of names a class for --top: give that too, such as --top 10%")
@@ -83,9 +83,10 @@ _RISK_OF_CUT = 0.01
 
 
 def _rows_of_share(rows: int, share: float) -> tuple[int, int]:
-    """Return the least and the largest number of N rows that a share of all rows has in a sample.
+    """Return how many rows of a sample belong to a share of all rows: the least and the largest probable number.
 
-    Either limit is wrong with a risk of half of `_RISK_OF_CUT`.
+    With a risk of half of `_RISK_OF_CUT` there are fewer, and with the same risk there are more. rows: the size of the
+    sample.
     """
     chances = np.cumsum(binomial(rows, share))
     return tuple(np.searchsorted(chances, [_RISK_OF_CUT / 2, 1 - _RISK_OF_CUT / 2], "right").tolist())
@@ -96,9 +97,9 @@ def least_score(first: Doubles, encoder: Doubles, share: float, recall: float) -
 
     The top is the share of *all* texts with the highest scores by the encoder, including texts of equal scores. Only a
     sample of the texts is known. So neither the score from which texts are in the top (the cut) nor the number of them
-    that the first model loses is known. With a risk of 1 %, the true cut divides the sample at one of several places,
-    because the number of rows above it is binomial. For the right place, the bound of Clopper and Pearson says how many
-    rows may be lost, with a risk of 4 %. The lowest score of all places holds for the right one too.
+    that the first model loses is known. With 99 % confidence, the true cut divides the sample at one of several
+    places, because the number of rows above it is binomial. For the right place, the bound of Clopper and Pearson says
+    how many rows may be lost, with a risk of 4 %. The lowest score of all places holds for the right one too.
 
     Parameters
     ----------
@@ -120,12 +121,15 @@ def least_score(first: Doubles, encoder: Doubles, share: float, recall: float) -
         If there are too few rows for the promise.
 
     """
+    # Sort the rows by the encoder's scores, and find the places at which the true cut may divide them.
     order = np.argsort(-encoder, kind="stable")
     scores, by_first = encoder[order], first[order]
     fewest_rows, most_rows = _rows_of_share(len(scores), share)
     ends = np.flatnonzero(np.append(scores[1:] < scores[:-1], True)) + 1  # rows that a cut at each score takes
     begins = np.concatenate([[0], ends[:-1]])
     places = ends[(ends >= fewest_rows) & (begins <= most_rows)]
+    # Each place may lose some of the rows above it: those with the lowest scores by the first model. The lowest score
+    # of the others is the one that the place demands.
     lost = {int(rows): most_lost(int(rows), recall, _RISK - _RISK_OF_CUT) for rows in places}
     if min(lost.values()) < 0:
         raise UsageError(f"{len(first):,} held-out rows are too few to promise that: give more text")
@@ -134,7 +138,8 @@ def least_score(first: Doubles, encoder: Doubles, share: float, recall: float) -
 
 def _rows_for(share: float, recall: float) -> int:
     """Return the fewest rows with which `least_score` can promise something."""
-    top = ceil(log(_RISK - _RISK_OF_CUT) / log(recall))  # with this number, all are kept by chance with that risk
+    # If each of `top` rows is kept with a chance of `recall`, the risk is the chance that all are kept.
+    top = ceil(log(_RISK - _RISK_OF_CUT) / log(recall))
     few, enough = 0, ceil(top / share)
     while _rows_of_share(enough, share)[0] < top:
         few, enough = enough, 2 * enough
@@ -147,7 +152,7 @@ def _rows_for(share: float, recall: float) -> int:
     return enough
 
 
-_ROUNDED = 1_000
+_ROUNDED = 1_000  # a message gives the number of texts that are enough as a multiple of this
 
 
 def refuse_few(rows: int, agreement: float, top: Top | None, texts: int | None = None) -> None:
@@ -268,7 +273,10 @@ class Found(NamedTuple):
 
 
 class Finding:
-    """Counts what a chain finds if its encoder is asked about some rows, all and none. It counts nothing for others."""
+    """Counts what a chain finds if its encoder is asked about some rows, all and none.
+
+    For a model that is not a chain that has to find the top, it counts nothing.
+    """
 
     def __init__(self, chain: Model) -> None:
         self._chain, self._rows = chain, 0

@@ -61,6 +61,7 @@ def read_table(path: Path) -> tuple[list[str], list[dict[str, str]]]:
     except (OSError, UnicodeDecodeError) as error:
         why = cause(error) if isinstance(error, OSError) else "it is not UTF-8: save it as CSV UTF-8"
         raise UsageError(f"{path}: no decisions can be read from it: {why}") from error
+    # In countries with a decimal comma, spreadsheets write semicolons between the fields.
     first = text.partition("\n")[0]
     reader = csv.DictReader(io.StringIO(text, newline=""), delimiter=";" if ";" in first and "," not in first else ",")
     try:
@@ -88,7 +89,7 @@ def read_decisions(path: Path) -> list[Decision]:
             text = row.get(TEXT, "")
             key = row.get(KEY, "").strip() or (key_of(text) if text else "")
             if not key:
-                raise UsageError(f"{path}: line {line} has the decision {label!r}, but no text and no {KEY}")
+                raise UsageError(f"{path}: line {line} has the decision {label!r}, but no text and no {KEY}: add one")
             found[key] = Decision(key, label, text, line)
     return [*found.values()]
 

@@ -245,6 +245,7 @@ def _f1(counts: LabelCounts | None) -> dict[str, float]:
 
 
 def _defined(value: Any) -> Any:
+    """Return a figure, or an interval as a list, as a JSON value; None for nan."""
     if isinstance(value, Interval):
         return None if value.low != value.low else [value.low, value.high]
     return None if value != value else value

@@ -164,8 +164,8 @@ def calibrate(
     if given_model.encoder is not None and given_model.cascade is not None:
         if label_column is not None or held_out is not None or by_class:
             raise UsageError(
-                f"{given_model.name} is a chain, whose promise is about what its encoder says: leave out the label "
-                "column, and what needs one"
+                f"{given_model.name} is a chain, whose promise is about what its encoder says, not about true labels: "
+                "leave out the label column, the share that was held out, and scores by class"
             )
         promise = agreement, Top.of(top, recall, top_of, given_model), (device, precision, kernels)
         return with_promise(given_model, source, text_column, *promise, options, progress)
@@ -445,7 +445,8 @@ def fitted_cascade(
     sure = margins(alone, thresholds)
     worst = np.sort(sure[lost if lost.ndim == 1 else lost.any(axis=1)])[::-1].astype(np.float64)
 
-    # Choose the margin, and fit a temperature for n-grams alone.
+    # Choose the margin: that of the first row, from the surest on, that must keep its label. If no row may lose it, add
+    # what an exponential distribution demands, whose mean is that of the margins.
     count, allowed = len(whole) + 1, 1 - agreement
     margin = 0.0
     allowed_losses = int(np.floor(allowed * count + 1e-9)) - 1
@@ -453,9 +454,12 @@ def fitted_cascade(
         margin = worst[0] - worst.mean() * np.log(allowed * count)
     elif 0 <= allowed_losses < len(worst):
         margin = worst[allowed_losses]
+    # The network is asked below the margin, so the next larger number includes the row itself.
     margin = float(np.nextafter(np.float32(margin), np.float32(np.inf))) if margin else 0.0
+    # Fit a temperature for n-grams alone, and measure the cascade on the rows.
     temperature = None if truth is None or thresholds is not None else fitted(alone.astype(np.float64), truth)
-    share, stays = float(needs_network(alone, margin, thresholds).mean()), 1 - int((worst >= margin).sum()) / len(whole)
+    share = float(needs_network(alone, margin, thresholds).mean())
+    stays = 1 - int((worst >= margin).sum()) / len(whole)
     return Cascade(margin, share, stays, tuple(bias.tolist()), temperature or 1.0)
 
 

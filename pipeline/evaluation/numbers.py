@@ -239,6 +239,7 @@ def evaluate_numbers(
 
 
 def _are_numbers(classes: Iterable[str]) -> bool:
+    """Return whether there are classes, and the names of all are numbers."""
     try:
         return bool([float(name) for name in classes])
     except ValueError:

@@ -260,8 +260,8 @@ def hold_out(
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Return the row numbers to train on and those to hold out.
 
-    A share of the texts of each class is held out, the same rows for every seed. Rows with the same text stay together
-    and count for the class of the first of them, so that no held-out text is trained on.
+    A share of the texts of each class is held out. They are the same rows for every seed of a training run. Rows with
+    the same text stay together and count for the class of the first of them, so that no held-out text is trained on.
 
     labels: the class of each row, [N]. share: the share to hold out. texts: the number of each row's text, [N], see
     `numbered`.
@@ -276,12 +276,14 @@ def hold_out(
 
 
 def strata(labels: NDArray[Any]) -> NDArray[np.int64]:
-    """Return the class of each row that `hold_out` takes shares by.
+    """Return the class of each row, of which `hold_out` takes a share.
 
     For labels of int64 [N] it is the label. For int [N, columns] it is the label of the first column. For rows with
     several labels, bool [N, classes], it is the rarest label of each row.
     """
-    return labels if labels.ndim == 1 else rarest(labels) if labels.dtype == np.bool_ else labels[:, 0]
+    if labels.ndim == 1:
+        return labels
+    return rarest(labels) if labels.dtype == np.bool_ else labels[:, 0]
 
 
 def rarest(labels: NDArray[np.bool_]) -> NDArray[np.int64]:

@@ -146,7 +146,7 @@ def _samples(
         best = np.full(len(classes), np.inf)
         np.minimum.at(best, np.maximum(labels, 0), left)
         found = np.flatnonzero((left == best[labels]) & np.isfinite(left))
-        found = found[np.unique(labels[found], return_index=True)[1]]  # take equal texts one at a time
+        found = found[np.unique(labels[found], return_index=True)[1]]  # equal texts have equal orders: take one
         drawn.append(found)
         left[found] = np.inf
     rows = np.concatenate(drawn)

@@ -65,8 +65,11 @@ __all__ = [
 ]  # fmt: skip
 
 CHECKPOINT = ".checkpoint"
-_HELD_OUT = 0.05
-_HELD_OUT_OF_TUNED, _LEAST_HELD_OUT = 0.1, 4
+"""What the name of a checkpoint adds to the name of the model file."""
+
+_HELD_OUT = 0.05  # the share of rows to hold out from a network
+_HELD_OUT_OF_TUNED = 0.1  # from an encoder that is fine-tuned
+_LEAST_HELD_OUT = 4  # the fewest rows that can choose an epoch of fine-tuning
 # Rows that are held out in turn would not measure a student: its teacher has learned their labels, and passes them on.
 _HELD_OUT_OF_TAUGHT = 0.2
 
@@ -148,18 +151,14 @@ def train(source: Any, **options: Unpack[TrainKeywords]) -> Trained:
     # Decide what to train: a network, n-grams alone, or an encoder; and check that the packages for it are there.
     request = TrainRequest(**options)
     begin = beginning(request.init, request.alphabet, request.length, request.frame)
-    without = request.learns_numbers or request.keep_teacher or request.encoder is not None
-    alone = without or not (request.needs_network or sees_gpu(request.device))
+    excludes_network = request.learns_numbers or request.keep_teacher or request.encoder is not None
+    trains_network = not excludes_network and (request.needs_network or sees_gpu(request.device))
     encoder = None if request.encoder is None else load_encoder(request.encoder)
-    if request.fine_tune or not alone:
+    if request.fine_tune or trains_network:
         need_pytorch("fine-tuning" if request.fine_tune else "the network")
     # Read the rows, hold some out, and report repeated texts.
-    share, history, tuning = request.hold_out_share, tuple[Epoch, ...](), dict[str, Any]()
-    if share is None and request.fine_tune:
-        share = _HELD_OUT_OF_TUNED
-    elif share is None:
-        share = (0.0 if request.soft_labels is None else _HELD_OUT_OF_TAUGHT) if alone else _HELD_OUT
-    prepared = _read(source, request, begin, share)
+    history, tuning = tuple[Epoch, ...](), dict[str, Any]()
+    prepared = _read(source, request, begin, _share_to_hold_out(request, trains_network))
     job = _job_of(request, begin, prepared)
     data = prepared.data
     bits = ngram_bits(request.ngrams, len(data.classes))
@@ -178,8 +177,8 @@ def train(source: Any, **options: Unpack[TrainKeywords]) -> Trained:
             branch = fit_head(encoder, data.text, answers, prepared.fit, prepared.held, request.tell)
     else:
         branch = None if bits is None else _fit_ngrams(request, prepared, begin.length, bits)
-    outcome = without_network(job) if alone else _train_network(request, job, prepared)
-    if alone and not without:
+    outcome = _train_network(request, job, prepared) if trains_network else without_network(job)
+    if not trains_network and not excludes_network:
         request.tell(Note("the model has n-grams only; to train a network too without a GPU, set the epochs"))
     # Make a model of both, with its card; with a kept teacher, a chain.
     card = {**(request.about or {}), **repeated.about(), COLUMNS_CARD: _columns(request)}
@@ -198,6 +197,18 @@ def train(source: Any, **options: Unpack[TrainKeywords]) -> Trained:
         reason = "the held-out rows are not clearly likelier with the network, which --keep-network would keep"
         request.tell(Note(f"the model has n-grams only: {reason}"))
     return Trained(model, history or outcome.history, compared.get(""), compared if data.heads else {}, suspects)
+
+
+def _share_to_hold_out(request: TrainRequest, trains_network: bool) -> float:
+    """Return the share of rows to hold out: that of the user, or else one that suits the model."""
+    given: float | None = request.hold_out_share
+    if given is not None:
+        return given
+    if request.fine_tune:
+        return _HELD_OUT_OF_TUNED
+    if trains_network:
+        return _HELD_OUT
+    return 0.0 if request.soft_labels is None else _HELD_OUT_OF_TAUGHT  # 0: cross-validation holds out rows in turn
 
 
 def _fine_tuned(
@@ -400,9 +411,9 @@ def _given(source: Any, request: TrainRequest, begin: Beginning) -> _Given:
     taught = None if soft is None else soft.read(source, reading, label_column, names)
     data, decided = labelled(source) if taught is None else taught.data, None
     if request.corrections is not None:
-        of_new = Path(request.corrections), symbols, begin.length, names is not None
-        data, corrections, decided = corrected(data, *of_new)
-        request.tell(Note(corrections.line(Path(request.corrections))))
+        path = Path(request.corrections)
+        data, corrections, decided = corrected(data, path, symbols, begin.length, keep_classes=names is not None)
+        request.tell(Note(corrections.line(path)))
     # Report how class numbers were read, and what is odd.
     if data.numbers_from is not None:
         request.tell(Note(class_numbers_line(data.numbers_from, data.classes)))

@@ -47,8 +47,8 @@ SURE_CARD = "score of 0.9 or more"
 """A key of the card. Its value is the number of rows with such a score, and how many of them are labelled right."""
 
 AGREEMENT_CARD = "held_out_agreement"
-"""A key of the card. Its value is the share of held-out rows that get the label of the teacher, if it has labelled
-them."""
+"""A key of the card. Its value is the share of held-out rows to which the model gives the label of the teacher. Only
+the card of a model whose held-out rows have their labels from a teacher has it."""
 
 _LEAST_SPREAD = 0.05
 """The least spread of a model of numbers, in steps."""
@@ -268,20 +268,20 @@ class Parts:
         self.beside = None
         if branch is not None:
             ours = branch.logits if len(self.rows) else self.logits
-            factor: Any = 0.0
-            its: Any = 1.0
+            of_network: Any = 0.0
+            of_branch: Any = 1.0
             if outcome.is_trained:
-                factor, its = _factors_of(data, self.rows, self.logits, ours, keep_network)
-            if not np.any(factor):
+                of_network, of_branch = _factors_of(data, self.rows, self.logits, ours, keep_network)
+            if not np.any(of_network):
                 weights = dict(without_network(job).weights)
             else:
-                weights["fc3.weight"] = (factor * weights["fc3.weight"].T).T
-            weights[BIAS] = (factor * weights[BIAS] + its * branch.bias).astype(np.float32)
-            self.branch = _scaled(branch, its) if outcome.is_trained else branch
-            self.logits = factor * self.logits + its * ours
-            self._factors = factor, its
-            if np.any(factor) and len(self.rows) >= LEAST_ROWS and data.heads is None:
-                self.beside = (its * (ours - branch.bias)).astype(np.float32)
+                weights["fc3.weight"] = (of_network * weights["fc3.weight"].T).T
+            weights[BIAS] = (of_network * weights[BIAS] + of_branch * branch.bias).astype(np.float32)
+            self.branch = _scaled(branch, of_branch) if outcome.is_trained else branch
+            self.logits = of_network * self.logits + of_branch * ours
+            self._factors = of_network, of_branch
+            if np.any(of_network) and len(self.rows) >= LEAST_ROWS and data.heads is None:
+                self.beside = (of_branch * (ours - branch.bias)).astype(np.float32)
         # Choose the rows on which the scales for int8 are found.
         self._tensors = {name: tensor.astype(dtype) for name, tensor in weights.items()}
         self._has_network = len(weights) > 1
@@ -308,9 +308,9 @@ class Parts:
             },
         }
         if self.branch is not None:
-            network, its = (np.round(factor, 4).tolist() for factor in self._factors)
+            of_network, of_branch = (np.round(factor, 4).tolist() for factor in self._factors)
             if self.branch.encoder is None:
-                card["ngrams"] = self.branch.about() | {"factor": its, "network's factor": network}
+                card["ngrams"] = self.branch.about() | {"factor": of_branch, "network's factor": of_network}
             else:
                 card["head"] = self.branch.about()
         return card
@@ -441,9 +441,9 @@ Doubles = NDArray[np.float64]
 
 _BEFORE = 0.5  # the factors to which the fit is pulled: those of the average of two models
 _HOLD = 4.0  # the pull weighs as much as this many rows
-_MOST = 20.0
+_MOST = 20.0  # the largest factor
 _CLEAR_GAIN = 2.0  # the least gain in log likelihood for which the network is kept
-_HALVES = 2
+_HALVES = 2  # parts of the rows, in each of which the gain is measured with factors fitted to the other part
 
 
 def factors(network: Doubles, branch: Doubles, truth: NDArray[Any], always: bool = False) -> tuple[float, float]:
@@ -488,6 +488,15 @@ def _gain(network: Doubles, branch: Doubles, truth: NDArray[Any]) -> float:
 
 
 class _BothLogits:
+    """The logits of both parts for N rows, and what the rows are: the objective of the two factors.
+
+    Parameters
+    ----------
+    network, branch, truth
+        See `factors`.
+
+    """
+
     def __init__(self, network: Doubles, branch: Doubles, truth: NDArray[Any]) -> None:
         self._parts = network, branch
         self._several = truth.ndim > 1
@@ -506,16 +515,16 @@ class _BothLogits:
         """Return the two factors that fit best. largest: the largest factor of the network."""
         from scipy.optimize import minimize  # this import takes half a second; a network alone does not need it
 
-        def held(both: Any) -> tuple[float, Doubles]:
+        def pulled_loss(both: Any) -> tuple[float, Doubles]:
+            """Return the loss plus the pull to the average of two models, and the derivative by the two factors."""
             logits, away = self._logits(both), np.asarray(both) - _BEFORE
             off = (expit(logits) if self._several else softmax(logits, axis=1)) - self._target
             slopes = np.array([(off * part).sum(axis=1).mean() for part in self._parts])
             weight = _HOLD / len(off)
             return self.loss(both) + weight * float(away @ away), slopes + 2 * weight * away
 
-        return np.asarray(
-            minimize(held, [min(_BEFORE, largest), _BEFORE], jac=True, bounds=[(0, largest), (0, _MOST)]).x
-        )
+        start, bounds = [min(_BEFORE, largest), _BEFORE], [(0, largest), (0, _MOST)]
+        return np.asarray(minimize(pulled_loss, start, jac=True, bounds=bounds).x)
 
 
 Labels = NDArray[np.int64]
@@ -601,7 +610,8 @@ def compared(right: NDArray[np.bool_], linear: NDArray[np.float64], truth: Label
 def _is_clear(right: NDArray[np.bool_], other: NDArray[np.bool_]) -> bool:
     """Return whether a model is clearly better than another.
 
-    McNemar's test decides, which only counts the rows that one of the two models labels right and the other wrong.
+    McNemar's test decides (1947). It only counts the rows that one of the two models labels right and the other wrong.
+    If the models are equally good, the difference of the two counts has a standard error of the root of their sum.
     """
     ours, its = int((right & ~other).sum()), int((other & ~right).sum())
     return bool(ours - its > _CLEARLY * np.sqrt(ours + its))

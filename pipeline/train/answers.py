@@ -34,7 +34,7 @@ class Answers(NamedTuple):
     steps : float64 [N], optional
         Numbers that are learned instead of `labels`, which are then the nearest levels.
     absolute : bool
-        Whether the loss of a number is its absolute error, or its square.
+        Whether the loss of a number is its absolute error. If not, it is the squared error.
     heads : Heads, optional
         The heads to which the labels belong.
 
@@ -52,7 +52,7 @@ class Answers(NamedTuple):
     def of(cls, labels: Labels, classes: int, balanced: bool = False, heads: Heads | None = None) -> Answers:
         """Return answers from labels alone.
 
-        balanced: the rows of every class have the same total weight, 1 on average.
+        balanced: whether the rows of every class have the same total weight. A row has the weight 1 on average.
         """
         if heads is None:
             return cls(labels, classes, _weights(labels, classes, balanced))
@@ -92,7 +92,7 @@ class Answers(NamedTuple):
         of its head.
         """
         if self.heads is not None:
-            losses, factors = np.zeros(self.classes), np.ones(self.classes)
+            losses, factors = np.zeros(self.classes), np.ones(self.classes)  # a head's loss is at its first class
             for part, column_labels in zip(parts_of(self.heads), self.labels.T, strict=True):
                 if len(known := np.flatnonzero(column_labels != NO_TRUTH)):
                     of_known = logits[known, part], column_labels[known], self.weights[known, part.start]

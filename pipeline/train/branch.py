@@ -40,11 +40,11 @@ from .vectors import WordVectors
 
 _STRENGTHS = (10.0 ** np.arange(-1.5, -5.6, -0.5)).tolist()
 _BALANCED_STRENGTHS = (10.0 ** np.arange(0, -5.6, -0.5)).tolist()  # few rows with large weights need a larger penalty
-_SHARES = (0.35, 0.65)
-_VECTORS = (0.25, 0.5, 1.0)
+_SHARES = (0.35, 0.65)  # shares of n-grams of words, which are tried besides one half
+_VECTORS = (0.25, 0.5, 1.0)  # lengths of word vectors, relative to that of n-grams, which are tried in this order
 _AROUND = (10**0.5, 1.0, 10**-0.5)  # factors of the best strength without vectors, which are tried with vectors
 _FOLDS = ((2_000, 5), (10_000, 3))  # pairs of a largest number of rows, and a number of folds
-_SAYS_NOTHING = 1e-9  # a salience up to this is zero, apart from rounding
+_SAYS_NOTHING = 1e-9  # if all saliences are at most this, they are zero, apart from rounding
 _BLOCK = 512  # texts whose n-grams are found at once
 
 
@@ -71,7 +71,7 @@ class BranchSettings:
     vectors: float = 0.0
 
 
-_PLAIN_BITS = 18
+_PLAIN_BITS = 18  # the plain linear model on words has 2 to this power buckets
 _PLAIN_STRENGTH = 1.0  # is divided by the number of rows; the same as C=1 of scikit-learn's LinearSVC
 
 
@@ -181,8 +181,9 @@ class Branch(NamedTuple):
         With several labels per text, the share is that of all pairs of a row and a class. part: the classes of a head.
         """
         truth, logits = labels[self.rows], self.logits[:, part]
-        right = (logits >= 0) == truth if truth.ndim > 1 else (logits.argmax(axis=1) == truth)[truth != NO_TRUTH]
-        return float(right.mean())
+        if truth.ndim > 1:
+            return float(((logits >= 0) == truth).mean())
+        return float((logits.argmax(axis=1) == truth)[truth != NO_TRUTH].mean())
 
 
 def bags(
@@ -387,7 +388,7 @@ class Tried(NamedTuple):
     settings : BranchSettings
         The settings.
     logits : float64 [N, columns]
-        The logits of the held-out rows.
+        The logits of the held-out rows, and zeros for other rows. From `on_vectors`, the logits of all rows.
 
     """
 
@@ -529,7 +530,7 @@ class _VectorFold:
             self._fitter = NewtonFitter(design, design.T, truth, its.weights[:, None].astype(np.float32))
 
     def weigh(self, settings: BranchSettings) -> None:
-        """Do nothing: vectors have no weights."""
+        """Do nothing: only the strength of the penalty matters for vectors, and `fit` gets it."""
 
     def fit(self, strength: float) -> Floats:
         """Fit to the rows, and return the logits of the other rows."""
@@ -569,8 +570,9 @@ class _Fold:
         """Compute the weighted features of all rows, and prepare the fits."""
         # Scale the mean word vectors of the texts. Words that no row has get the median importance.
         grams, self.importance, ours = self._grams, self._known_importance, slice(self._count)
-        self._known, dense = grams.pretrained if settings.vectors else None, None
-        if (known := self._known) is not None:
+        self._pretrained = grams.pretrained if settings.vectors else None
+        dense = None
+        if (known := self._pretrained) is not None:
             self.importance = self.importance.copy()
             new = known.columns[self.importance[known.columns] == 0]
             self.importance[new] = np.median(self.importance[self.importance > 0])
@@ -581,7 +583,9 @@ class _Fold:
         words = _of_kind(grams.words, self.importance, settings.words)
         letters = _of_kind(grams.letters, self.importance, 1 - settings.words)
         self._features, self._dense = sp.csr_array(words + letters), dense
-        # Choose how to fit: numbers, many rows by their features, or few rows by their products with each other.
+        # Choose how to fit: numbers, many rows by their features, or few rows by their products with each other. The
+        # product of two rows is the sum of 1 for the bias, the products of n-grams of words with all n-grams, those of
+        # n-grams of characters with each other, and those of the word vectors.
         answers, of_ours = self._answers, dense if dense is None else dense[ours]
         self._fitter: ProductFitter | Fitter | GpuFitter | NumberFitter
         if answers.steps is not None:
@@ -613,9 +617,9 @@ class _Fold:
         """Fit to the rows, and return the logits of the other rows."""
         self._solved = self._fitter.fit(strength)
         others = slice(self._count, None)
-        if self._known is None and not isinstance(self._solved, Fitted):
+        if self._pretrained is None and not isinstance(self._solved, Fitted):
             return (self._products[others] @ self._solved).astype(np.float64)
-        weights, bias = self.weights()  # with those of word vectors, whose buckets other n-grams may share
+        weights, bias = self.weights()  # if other n-grams share a bucket with a word, they get its vector's weights too
         return np.asarray(self._features[others] @ weights + bias)
 
     def weights(self) -> tuple[Floats, Floats]:
@@ -629,9 +633,9 @@ class _Fold:
             of_rows = self._solved.astype(np.float64)
             weights, bias = self._features[: self._count].T @ of_rows, of_rows.sum(axis=0)
             of_dense = of_rows if self._dense is None else self._dense[: self._count].T @ of_rows
-        if self._known is not None:
-            of_words = self._known.vectors @ (self._scale * of_dense)
-            weights[self._known.columns] += of_words / self.importance[self._known.columns, None]
+        if self._pretrained is not None:
+            of_words = self._pretrained.vectors @ (self._scale * of_dense)
+            weights[self._pretrained.columns] += of_words / self.importance[self._pretrained.columns, None]
         return weights, bias
 
 
@@ -645,15 +649,15 @@ def importances(grams: Bags, truth: Floats, salience: float) -> Floats:
     rows = np.asarray(present.sum(axis=0)).ravel()
     idf = _idf(rows, len(truth))
     sums = of_classes.sum(axis=0)
-    some = (sums > 0) & (sums < rows.sum())
-    if salience and some.any():
-        of_classes, sums = of_classes[:, some], sums[some]
-        share = truth.mean(axis=0)[some]
+    tells = (sums > 0) & (sums < rows.sum())  # classes that some rows have, and others do not
+    if salience and tells.any():
+        of_classes, sums = of_classes[:, tells], sums[tells]
+        share = truth.mean(axis=0)[tells]
         within = (of_classes + share) / (sums + share)
         outside = (rows[:, None] - of_classes + 1 - share) / (rows.sum() - sums + 1 - share)
-        told = np.abs(np.log(within / outside)) @ (share / share.sum())
-        if told.max(initial=0) > _SAYS_NOTHING:
-            idf *= told**salience
+        saliences = np.abs(np.log(within / outside)) @ (share / share.sum())
+        if saliences.max(initial=0) > _SAYS_NOTHING:
+            idf *= saliences**salience
     return np.where(rows > 0, idf, 0.0)
 
 

@@ -73,7 +73,7 @@ class Checkpoint:
                     part, _, name = key.partition("/")
                     tensors.setdefault(part, {})[name] = file.get_tensor(key)
         except FileNotFoundError:
-            raise UsageError(f"nothing to resume: there is no {path}") from None
+            raise UsageError(f"nothing to resume: there is no {path}: leave out --resume") from None
         except (OSError, ValueError, RecursionError, safetensors.SafetensorError) as error:
             raise UsageError(f"{path} is not a checkpoint ({error})") from error
         if about.format != FORMAT:
@@ -83,5 +83,6 @@ class Checkpoint:
             )
         different = sorted(name for name in job if job[name] != about.job.get(name))
         if different:
-            raise UsageError(f"{path} is of another run: it differs in {', '.join(different)}")
+            remedy = "go on with the same rows and options, or remove it"
+            raise UsageError(f"{path} is of another run: it differs in {', '.join(different)}: {remedy}")
         return cls(about.job, about.steps, about.history, about.losses, tensors)

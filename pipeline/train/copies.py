@@ -2,8 +2,9 @@
 
 A held-out row with the text, or nearly the text, of another row measures what the model remembers. Two texts are nearly
 the same if they share most of their words and pairs of neighbouring words. MinHash finds such rows (Broder, "On the
-resemblance and containment of documents", 1997): it keeps, for each text, the smallest of some hashes of its words. Two
-texts agree in as large a share of these as they share of their words.
+resemblance and containment of documents", 1997). It applies several hash functions to the words and pairs of a text,
+and keeps the smallest hash of each function. The share of functions for which two texts have the same smallest hash
+estimates which share of their words and pairs they have in common.
 """
 
 from __future__ import annotations
@@ -18,10 +19,10 @@ from ..model.ngrams import Kinds, find
 from .data import TextBuffers, joined
 
 _KINDS = Kinds(words=2, characters=(0, 0), reads=1014)
-_BANDS, _HASHES = 6, 8  # in each band; two texts are compared if all hashes of a band agree
-_MOST = 0.8  # of the hashes
+_BANDS, _HASHES = 6, 8  # 6 bands of 8 hash functions each; two texts are compared if all hashes of a band agree
+_LEAST_EQUAL = 0.8  # the share of equal hashes from which two texts are nearly the same
 _BLOCK = 512  # texts at a time
-_NO_WORDS = np.uint32(0xFFFFFFFF)
+_NO_WORDS = np.uint32(0xFFFFFFFF)  # stands in place of each hash if a text has no words
 
 Rows = NDArray[np.int64]
 
@@ -65,15 +66,18 @@ class Copies(NamedTuple):
 
 def copies(text: TextBuffers, tested: TextBuffers | None = None) -> tuple[Copies, Copies]:
     """Count the rows of `text`, and of `tested`, that have the text of another row of `text`, or nearly."""
+    # Find the rows with the same text as another row.
     known = len(text.offsets) - 1
     both = text if tested is None else joined([text, tested])
     partner = _partners(both.numbered(), known)
     same, near = partner >= 0, np.zeros(len(partner), np.bool_)
+    # Find the rows with nearly the same text: compare each row with one that has the same hashes in a band. A random
+    # linear combination turns the hashes of a band into one key.
     hashes = _hashes(both)
     factors = np.random.default_rng(1).integers(0, 1 << 63, _HASHES, np.uint64)
     for band in range(0, _BANDS * _HASHES, _HASHES):
         partner = _partners(hashes[:, band : band + _HASHES].astype(np.uint64) @ factors, known)
-        near |= (partner >= 0) & ((hashes == hashes[partner]).mean(axis=1) >= _MOST)
+        near |= (partner >= 0) & ((hashes == hashes[partner]).mean(axis=1) >= _LEAST_EQUAL)
     near &= ~same & (hashes[:, 0] != _NO_WORDS)
     parts = slice(known), slice(known, None)
     ours, theirs = (Copies(len(same[rows]), int(same[rows].sum()), int(near[rows].sum())) for rows in parts)
@@ -92,7 +96,10 @@ def _partners(keys: NDArray[Any], known: int) -> Rows:
 
 
 def _hashes(text: TextBuffers) -> NDArray[np.uint32]:
-    """Return the smallest hashes of each text's words, [N, _BANDS * _HASHES]."""
+    """Return the smallest hashes of each text's words and pairs of words, [N, _BANDS * _HASHES].
+
+    A hash function is the product of a 32-bit hash and an odd number, modulo 2^32.
+    """
     factors = np.random.default_rng(0).integers(0, 1 << 32, (_BANDS * _HASHES, 1), np.uint32) | np.uint32(1)
     hashes = np.full((len(factors), len(text.offsets) - 1), _NO_WORDS)
     for first in range(0, hashes.shape[1], _BLOCK):

@@ -23,7 +23,7 @@ from ..source.rows.labels import NO_TRUTH
 from .data import LabelledArticles, TextBuffers, joined
 
 _SHOWN = 5
-_LEFT_OUT = NO_TRUTH - 1
+_LEFT_OUT = NO_TRUTH - 1  # stands in place of a class index for a row that is left out
 
 
 class Corrections(NamedTuple):
@@ -88,6 +88,7 @@ def corrected(
         For a file that cannot be read, for a decision that is no label of the articles, and if only one class is left.
 
     """
+    # Read the decisions, and find the rows that have their texts.
     decisions = read_decisions(path)
     indices = _indices(decisions, data.classes, path)
     keys = [key_of(text) for text in data.text.column.to_pylist()]
@@ -95,12 +96,14 @@ def corrected(
     decided = np.array([key in by_key for key in keys], np.bool_)
     labels = np.array([by_key.get(key, label) for key, label in zip(keys, data.labels.tolist(), strict=True)], np.int64)
     out, there = labels == _LEFT_OUT, {*keys}
+    # Count what changes. A decision about a text that no row has adds a row, if the file has the text.
     changed = decided & ~out & (labels != data.labels)
     others = [pair for pair in zip(decisions, indices, strict=True) if pair[0].key not in there]
     new = [(decision.text, index) for decision, index in others if decision.text and index != _LEFT_OUT]
     unknown = sum(not decision.text for decision, _ in others)
     confirmed = int((decided & ~out & ~changed).sum())
     counts = Corrections(int(changed.sum()), confirmed, int(out.sum()), len(new), unknown)
+    # Leave rows out, and add the new ones.
     rows_to_keep = np.flatnonzero(~out)
     data = _with_rows(replace(data, labels=labels), rows_to_keep, new, path, symbols, length)
     decided = np.concatenate([decided[rows_to_keep], np.ones(len(new), np.bool_)])

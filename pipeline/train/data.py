@@ -269,7 +269,7 @@ class ArticleReader:
         options = (self.reading, self.alphabet, self.length)
         given, selection = chosen_input(source, self.text_columns, *options, keep_all=True)
         columns = ", ".join(open_input(given, selection, _CHUNK_ROWS).selection.kept_columns)
-        raise UsageError(f"there is nothing to learn: --label-column names the column with the classes, of {columns}")
+        raise UsageError(f"there is nothing to learn: give --label-column and the column with the classes: {columns}")
 
     def articles(
         self,
@@ -384,7 +384,7 @@ def read_labelled(
         lists = label_lists(chunk.rows, label_column, separator)
         values = reading.mapped(lists.flatten())
         if values.null_count:
-            raise UsageError("--map-labels gives a label no class: with --multi-label each needs one")
+            raise UsageError("--map-labels has a label without a class: with --multi-label, each label needs a class")
         return pa.ListArray.from_arrays(lists.offsets, values)
 
     def has_label(chunk: Chunk) -> NDArray[np.bool_]:
@@ -495,7 +495,8 @@ def _check_count(names: tuple[str, ...], column: str) -> None:
     if len(names) < CLASSES[0]:
         raise UsageError(f"column {column!r} has {_count(names)}: a model needs at least two")
     if len(names) > CLASSES[1]:
-        raise UsageError(f"column {column!r} has {len(names):,} classes: a model has at most {CLASSES[1]:,}")
+        remedy = "name another column, or learn this one as a target column if it holds numbers"
+        raise UsageError(f"column {column!r} has {len(names):,} classes, a model at most {CLASSES[1]:,}: {remedy}")
 
 
 def read_numbers(
@@ -554,7 +555,8 @@ def levels_of(numbers: NDArray[np.float64]) -> tuple[Levels, tuple[str, ...]]:
     """Return the levels of some numbers, and the names of the levels.
 
     If all numbers are whole and their range is narrow, every whole number in the range is a level. Otherwise, ten equal
-    steps divide the range, and their 11 ends are the levels.
+    steps divide the range, and their 11 ends are the levels. Names have 4 significant digits, or 9 if
+    two levels would otherwise have the same name.
     """
     low, high = float(numbers.min()), float(numbers.max())
     whole = bool((numbers == np.rint(numbers)).all()) and high - low < _MOST_LEVELS
@@ -570,7 +572,8 @@ def indices_of(labels: pa.Array, classes: tuple[str, ...], column: str | None, r
     indices, unknown = class_indices(labels, classes, rules)
     if unknown:
         shown = ", ".join(map(repr, [*unknown][:_SHOWN_LABELS]))
-        raise UsageError(f"column {column!r} holds {shown}, which is none of {', '.join(classes)}")
+        message = f"column {column!r} holds {shown}, which is none of {', '.join(classes)}"
+        raise UsageError(f"{message}: correct it, or rename it by --map-labels")
     return indices
 
 

@@ -39,7 +39,7 @@ FEW_ROWS = 2_000
 """With fewer rows than this, the loss of pairs is used, and the final model also learns the held-out rows."""
 
 SETTINGS = ("epochs", "batch_size", "learning_rate")
-_SCORED_AT_ONCE = 64
+_SCORED_AT_ONCE = 64  # texts
 _MOST_TOKENS = 128
 """The tokens of a text from which the encoder learns. More tokens would add little, but take time in proportion."""
 
@@ -176,6 +176,7 @@ class _Run:
         return logits
 
     def _of_rows(self, logits: Tensor, targets: Tensor) -> Tensor:
+        """Compute the loss of each row, [N]."""
         if self._is_number:
             return functional.mse_loss(logits, targets, reduction="none")[:, 0]
         if self._is_several:
@@ -210,13 +211,15 @@ def _of_pairs(vectors: Tensor, labels: Tensor) -> Tensor:
     itself = torch.eye(len(labels), dtype=torch.bool, device=vectors.device)
     likeness = likeness.masked_fill(itself, -torch.inf)
     alike = (labels[:, None] == labels[None, :]) & ~itself
-    shares = torch.log_softmax(likeness, dim=1).masked_fill(itself, 0)
+    log_shares = torch.log_softmax(likeness, dim=1).masked_fill(itself, 0)
     counts = alike.sum(dim=1)
-    of_texts = -(shares * alike).sum(dim=1) / counts.clamp(min=1)
-    return of_texts[counts > 0].mean() if bool((counts > 0).any()) else vectors.sum() * 0
+    losses = -(log_shares * alike).sum(dim=1) / counts.clamp(min=1)
+    if not bool((counts > 0).any()):
+        return vectors.sum() * 0  # no two texts have the same class: a loss of 0 that has a gradient
+    return losses[counts > 0].mean()
 
 
-_TEMPERATURE = 0.1
+_TEMPERATURE = 0.1  # divides the cosines in the loss of pairs
 
 
 def fine_tune(

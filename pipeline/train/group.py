@@ -47,9 +47,13 @@ class ProcessGroup:
         wrapped._set_ddp_runtime_logging_sample_rate(_NEVER)  # type: ignore[no-untyped-call]
         return wrapped
 
-    def apart(self, model: nn.Module, really: bool) -> AbstractContextManager[Any]:
-        """Return a context in which gradients are added up in this process only, if `really`."""
-        return model.no_sync() if really and isinstance(model, DistributedDataParallel) else nullcontext()
+    def apart(self, model: nn.Module, more_follows: bool) -> AbstractContextManager[Any]:
+        """Return a context for the backward pass of a part of this process's share of a batch.
+
+        more_follows: whether another part follows. If so, the pass only adds up the gradients in this process. The pass
+        of the last part then averages the sums over the processes.
+        """
+        return model.no_sync() if more_follows and isinstance(model, DistributedDataParallel) else nullcontext()
 
     def total(self, value: Tensor) -> Tensor:
         """Return the sum over the processes."""

@@ -43,6 +43,7 @@ MOST_ROWS = 7_000
 
 _COMMON = 0.1  # a feature that more than this share of the rows have is multiplied as a dense one
 _BLOCK = 512  # rows whose products of sparse features become dense at once
+# The most Newton steps of a fit, directions of conjugate gradients in a step, and halvings of a step.
 _MOST_STEPS, _MOST_DIRECTIONS, _MOST_HALVINGS = 30, 100, 8
 _NEARER = 0.1  # conjugate gradients stop if their residual is at most this share of the first one
 _SETTLED = 1e-3  # the relative error at which a fit stops; smaller errors changed the accuracy on none of our sets
@@ -81,6 +82,7 @@ class Fitted(NamedTuple):
 
 def products(left: sp.csr_array, right: sp.csr_array) -> Singles:
     """Return the products of N rows, `left`, with M rows, `right`: [N, M]."""
+    # Multiply features of many rows as dense arrays, and the others as sparse ones, block by block.
     rows = np.minimum(*(np.bincount(side.indices, minlength=right.shape[1]) for side in (left, right)))
     common, others = np.flatnonzero(rows > _COMMON * right.shape[0]), np.flatnonzero(rows)
     others = np.setdiff1d(others, common, assume_unique=True)
@@ -125,30 +127,46 @@ class ProductFitter:
         return self._of_rows
 
     def _settles(self, strength: float) -> bool:
-        """Take Newton steps from where the last fit ended. Return whether they came near to the minimum."""
+        """Take Newton steps from where the last fit ended. Return whether they came near to the minimum.
+
+        The minimum is where the coefficients equal those that the derivative of the loss gives (`_pulled`). A class
+        whose coefficients are near enough to these is left out of further steps.
+        """
         pull = (2 * self._weights / (len(self._truth) * strength)).astype(np.float32)
         of_rows = self._of_rows
-        given, left = self._products @ of_rows, np.arange(self._truth.shape[1])
+        given = self._products @ of_rows
+        unsettled = np.arange(self._truth.shape[1])
         for _ in range(_MOST_STEPS):
-            wanted = _pulled(self._truth[:, left], given[:, left], pull[:, left])
-            off = np.linalg.norm(wanted - of_rows[:, left], axis=0)
-            left = left[off > _SETTLED * np.linalg.norm(wanted, axis=0)]
-            if not len(left):
+            # Leave out the classes that have come near enough.
+            aim = _pulled(self._truth[:, unsettled], given[:, unsettled], pull[:, unsettled])
+            distance = np.linalg.norm(aim - of_rows[:, unsettled], axis=0)
+            unsettled = unsettled[distance > _SETTLED * np.linalg.norm(aim, axis=0)]
+            if not len(unsettled):
                 return True
-            truth, at, its, pulls = (values[:, left] for values in (self._truth, given, of_rows, pull))
-            ahead = self._step(truth, at, its, pulls) - its
-            gained = self._products @ ahead
-            least, factor = _loss(truth, at, its, pulls), np.ones(len(left), np.float32)
+            # Compute the step of each other class, and halve it while it increases the loss.
+            truth, outputs, coefficients, pulls = (
+                values[:, unsettled] for values in (self._truth, given, of_rows, pull)
+            )
+            step = self._step(truth, outputs, coefficients, pulls) - coefficients
+            change = self._products @ step
+            before, factor = _loss(truth, outputs, coefficients, pulls), np.ones(len(unsettled), np.float32)
             for _ in range(_MOST_HALVINGS):
-                worse = _loss(truth, at + factor * gained, its + factor * ahead, pulls) > least * (1 + _ROUNDED)
+                after = _loss(truth, outputs + factor * change, coefficients + factor * step, pulls)
+                worse = after > before * (1 + _ROUNDED)
                 if not worse.any():
                     break
                 factor[worse] /= 2
-            of_rows[:, left], given[:, left] = its + factor * ahead, at + factor * gained
+            of_rows[:, unsettled] = coefficients + factor * step
+            given[:, unsettled] = outputs + factor * change
         return False
 
     def _step(self, truth: Singles, given: Singles, of_rows: Singles, pull: Singles) -> Singles:
-        """Return the minimum of the loss as if each row stayed on its side of the margin, by conjugate gradients."""
+        """Return the minimum of the loss as if each row stayed on its side of the margin, by conjugate gradients.
+
+        The loss is then quadratic. With `slope` s, outputs f and the coefficients p that `_pulled` gives at f, the
+        minimum a of the rows with a loss solves (K + 1/s) a = p/s + f, where K are their products. All other
+        coefficients are 0.
+        """
         slope: Singles = pull * (truth * (given < 1) + (1 - truth) * (given > -1))
         counts = slope > 0
         inverse: Singles = np.where(counts, 1 / np.where(counts, slope, 1), 1).astype(np.float32)
@@ -216,6 +234,7 @@ class NewtonFitter:
 
     def __init__(self, rows: Any, turned: Any, truth: Singles, weights: Singles) -> None:
         self._rows, self._turned, self._truth, self._pull = rows, turned, truth, 2 * weights / len(truth)
+        # The norm of each class's gradient at zero weights, to which `fit` compares the gradient.
         self._first = np.linalg.norm(turned @ (self._pull * (1 - 2 * truth)), axis=0)
         self._solution = 0 * (turned @ truth)
 
@@ -228,23 +247,25 @@ class NewtonFitter:
             steep = np.linalg.norm(gradient, axis=0) > _LEVEL * self._first
             if not steep.any():
                 break
+            # Compute the step of each class that is not at its minimum yet.
             counts = self._pull * (self._truth * (given < 1) + (1 - self._truth) * (given > -1))
 
             def product(direction: Singles, counts: Singles = counts) -> Singles:
                 multiplied: Singles = strength * direction + self._turned @ (counts * (self._rows @ direction))
                 return multiplied
 
-            ahead = _solved(product, 0 * gradient, -(gradient * steep), 1.0)
-            gained, factor = self._rows @ ahead, steep.astype(np.float32)
+            step = _solved(product, 0 * gradient, -(gradient * steep), 1.0)
+            change, factor = self._rows @ step, steep.astype(np.float32)
+            # Halve the steps that increase the loss.
             for _ in range(_MOST_HALVINGS):
-                tried, slopes = self._loss(solution + factor * ahead, given + factor * gained, strength)
+                tried, slopes = self._loss(solution + factor * step, given + factor * change, strength)
                 worse = tried > loss * (1 + _ROUNDED)
                 if not worse.any():
                     break
                 factor = np.where(worse, factor / 2, factor)
             else:
                 break  # for some class, no step makes the loss smaller
-            solution, given, loss = solution + factor * ahead, given + factor * gained, tried
+            solution, given, loss = solution + factor * step, given + factor * change, tried
         self._solution = solution
         return solution
 
@@ -257,13 +278,21 @@ class NewtonFitter:
 
 
 def _pulled(truth: Singles, given: Singles, pull: Singles) -> Singles:
-    """Return the coefficient of each row that the derivative of its loss gives."""
+    """Return the coefficient of each row that the derivative of its loss gives, [N, classes].
+
+    given: the outputs for the rows, [N, classes]. pull: twice each row's weight, divided by N and the strength of the
+    penalty.
+    """
     pulled: Singles = pull * (truth * np.maximum(1 - given, 0) - (1 - truth) * np.maximum(1 + given, 0))
     return pulled
 
 
 def _loss(truth: Singles, given: Singles, of_rows: Singles, pull: Singles) -> Singles:
-    """Return the loss of each class, divided by the strength of the penalty."""
+    """Return the loss of each class, divided by the strength of the penalty.
+
+    Half the sum of ``of_rows * given`` is the penalty: half the squared length of the weights that follow from the
+    coefficients.
+    """
     short = truth * np.maximum(1 - given, 0) ** 2 + (1 - truth) * np.maximum(1 + given, 0) ** 2
     loss: Singles = (of_rows * given + pull * short).sum(axis=0) / 2
     return loss
@@ -302,7 +331,7 @@ class Problem(NamedTuple):
     def fit(self, part: NDArray[np.int64], strength: float) -> tuple[Doubles, Doubles]:
         """Fit the classes of a part: their weights [classes of the part, features], and their biases."""
         # If all rows agree about a class, it has no weights, and its bias has this exact solution.
-        slope = 2 * self.weights.mean()
+        slope = 2 * self.weights.mean()  # the bias b is the minimum of slope/2 * (1 - b)² + strength/2 * b²
         weights = np.zeros((len(part), self.features.shape[1]))
         bias = (2 * self.truth[0, part] - 1) * slope / (slope + strength)
         # With one label each, one call of LIBLINEAR fits all classes of the part, against each other and the others.
@@ -385,6 +414,7 @@ class Processes:
 
     @contextmanager
     def _told(self, child: Child) -> Iterator[None]:
+        """Raise BroadsheetError, which says how the process ended, if the connection to it closes in the block."""
         try:
             yield
         except Closed as error:
@@ -396,6 +426,7 @@ class Processes:
 
 
 def _serve(connection: socket.socket) -> None:
+    """Receive a problem, then answer requests to fit parts of it, until the connection closes, which raises Closed."""
     problem: Problem = unpacked(receive(connection))
     while True:
         parts, strength = unpacked(receive(connection))
@@ -422,8 +453,8 @@ class Fitter:
         self._sparse = features.shape[1]
         if dense is not None:
             features = sp.hstack([features, sp.csr_array(dense)], format="csr")
-        alone = truth == (truth.argmax(axis=1)[:, None] == np.arange(truth.shape[1]))
-        self._problem = Problem(features, truth, weights, weights.ndim == 1 and bool(alone.all()))
+        one_hot = truth.argmax(axis=1)[:, None] == np.arange(truth.shape[1])
+        self._problem = Problem(features, truth, weights, weights.ndim == 1 and bool((truth == one_hot).all()))
         self._count = _processes_for(self._problem)
         self._processes: Processes | None = None
 
@@ -498,7 +529,7 @@ def _processes_for(problem: Problem) -> int:
 
     Each process holds the features twice: a copy of its own, and LIBLINEAR's.
     """
-    size = 40 * int(problem.features.nnz)
+    size = 40 * int(problem.features.nnz)  # bytes
     if problem.features.nnz * problem.truth.shape[1] < _WORTH:
         return 1
     memory = int(psutil.virtual_memory().available)
@@ -509,7 +540,7 @@ def _processes_for(problem: Problem) -> int:
 class NumberFitter:
     """Fits one number to rows, as `Fitter` fits classes.
 
-    numbers: float64 [rows]. absolute: whether the loss is the absolute error, or its square.
+    numbers: float64 [rows]. absolute: whether the loss is the absolute error; if not, it is the squared error.
     """
 
     def __init__(self, features: sp.csr_array, numbers: Doubles, dense: Doubles | None, absolute: bool) -> None:

@@ -121,8 +121,9 @@ class TrainingRun:
         self.average = copy.deepcopy(network).requires_grad_(False)
         self._cuda = self._device.type == "cuda"
         self._model = group.wrap(network)
-        self._at_once = self._batch if self._cuda else ARTICLES_IN_CACHE
+        self._at_once = self._batch if self._cuda else ARTICLES_IN_CACHE  # articles of one forward pass
         self._optimizer = _optimizer(network, recipe, from_model)
+        # The learning rate of each group of parameters is its share of the rate of the step.
         self._shares = torch.tensor(
             [param_group["share"] for param_group in self._optimizer.param_groups], device=self._device
         )
@@ -131,7 +132,7 @@ class TrainingRun:
             param_group["lr"] = rate
         self._replayed = Replayed(self._train_on, eager) if self._cuda else None
         self._steps = 0
-        self._losses = torch.zeros((), device=self._device)
+        self._losses = torch.zeros((), device=self._device)  # the sum over the steps of the epoch so far
         self.history: tuple[Epoch, ...] = ()
 
     def finish(self, tell: Tell, saving: Saving | None, stop: Callable[[], bool], name: str) -> None:
@@ -183,7 +184,7 @@ class TrainingRun:
             if stopped:
                 return False
             for step in range(max(first, steps_done), first + len(rows)):
-                if self._group.size == 1 and stop():
+                if self._group.size == 1 and stop():  # several processes agree on it in `_block`
                     return False
                 self._draw(_DROPOUT, number, step, self._group.rank)
                 at = step - first
@@ -241,14 +242,17 @@ class TrainingRun:
         return losses
 
     def _average(self, averaging: bool) -> None:
-        """Move the average towards the weights. In the first quarter of the steps, it equals them."""
+        """Move the average towards the weights. In the first quarter of the steps, it equals them.
+
+        The window of the average, 1 / (1 - decay) steps, is at most a tenth of all steps.
+        """
         decay = min(self.recipe.average, 1 - min(10 / self._all_steps, 1.0))
         weight = 1 - decay if averaging else 1.0
         with torch.no_grad():
             torch._foreach_lerp_(list(self.average.parameters()), list(self.network.parameters()), weight)
 
     def _draw(self, *what: int) -> None:
-        """Seed PyTorch's generator for the draws of one kind at one place of the run."""
+        """Seed PyTorch's generator, with 63 bits, for the draws of one kind at one place of the run."""
         torch.manual_seed(int(np.random.SeedSequence((self._seed, *what)).generate_state(1, np.uint64)[0] >> 1))
 
     def _held_out_accuracy(self) -> float:
@@ -265,14 +269,15 @@ class TrainingRun:
 
     def _cost(self, name: str) -> Cost:
         """Estimate the time of the remaining epochs by a trial step, which does not change the weights."""
+        # Augment a batch, or as many of its articles as one forward pass takes.
         self.network.train()
         self._draw(_AUGMENTATION, 0)
         rows = torch.arange(self._batch, device=self._device)[self._group.share(self._batch)]
         ids, targets, units, _ = self._block(rows[None])
         count = min(self._at_once, len(rows))
-        part = ids[0, :count], targets[0, :count], units[0] if count == len(rows) else 0
-        if count < len(rows):
-            part = *part[:2], int(self.network.units(part[0]).sum())
+        units_of_part = units[0] if count == len(rows) else int(self.network.units(ids[0, :count]).sum())
+        part = ids[0, :count], targets[0, :count], units_of_part
+        # Compute gradients until the kernels are loaded and the graph is captured, then measure one time.
         trial = Replayed(self._gradients) if self._cuda else self._gradients
         for _ in range(EAGER_CALLS + 1 if self._cuda else 2):
             trial(*part)
@@ -282,6 +287,7 @@ class TrainingRun:
         float(self._losses)
         seconds = (time.perf_counter() - began) * len(rows) / count
         self._optimizer.zero_grad()
+        # Extend this to an epoch. Without a GPU, also say how long it would take on one.
         steps, fast = self._steps_per_epoch, None
         if self._device.type == "cpu":
             fast = units[0] * self._batch / len(rows) * steps / _H200_UNITS
@@ -294,6 +300,7 @@ class TrainingRun:
             return
         named = dict(self.network.named_parameters())
         state = self._optimizer.state
+        # Before the first step, the optimizer has no moments yet: store zeros.
         zeros = {name: torch.zeros_like(p) for name, p in named.items()} if not state else {}
         tensors: dict[str, dict[str, Tensor]] = {
             "weights": {name: p.detach() for name, p in named.items()},
@@ -476,7 +483,8 @@ def run(
     mixed = job.precision == "bf16" or (job.precision == "auto" and cuda)
     compute = torch.bfloat16 if mixed else torch.float32
     if group.size > len(examples.fit) or group.size > recipe.batch_size:
-        raise UsageError(f"{group.size} processes cannot share batches of {recipe.batch_size} articles")
+        articles = min(recipe.batch_size, len(examples.fit))
+        raise UsageError(f"{group.size} processes cannot share batches of {articles} articles: ask for fewer GPUs")
     saving = None
     if job.checkpoint and group.rank == 0:
         saving = Saving(job.checkpoint, job.every, job.identity(examples, compute))
@@ -507,8 +515,8 @@ def run(
 def _check_place(path: Path, resume: bool) -> None:
     if not path.parent.is_dir():
         raise UsageError(
-            f"{socket.gethostname()} sees no folder {path.parent} for the checkpoint: choose one that all hosts share, "
-            "or write none"
+            f"{socket.gethostname()} sees no folder {path.parent} for the checkpoint: choose an existing one that all "
+            "hosts share, or write none"
         )
     if path.exists() and not resume:
         raise UsageError(f"{path} is of a run that did not end: go on with --resume, or remove it")

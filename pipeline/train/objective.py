@@ -200,5 +200,6 @@ def sharpened(logits: Doubles, truth: NDArray[Any], weights: Doubles | None = No
         return float(np.logaddexp(0, np.exp(power) * away).sum(axis=1).mean())
 
     minimum = minimize_scalar(loss, bounds=_BOUNDS, method="bounded").x
+    # A minimum this near to a bound may lie beyond it.
     power = float(minimum) if _BOUNDS[0] + 0.1 < minimum < _BOUNDS[1] - 0.1 else 0.0
     return loss(power), float(np.exp(power))

@@ -93,10 +93,10 @@ class _PartAnswer:
     def result(self) -> Outcome | None:
         """Return the result of the part. Raises the error of the part, or Lost if its worker was lost."""
         try:
-            left: Outcome | None = self.future.result()
+            of_part: Outcome | None = self.future.result()
         except (KilledWorker, FutureCancelledError) as error:
             raise Lost(f"the worker {self.address} was lost") from error
-        return left
+        return of_part
 
 
 def _workers_of(client: Client, least: int) -> list[str]:
@@ -109,7 +109,7 @@ def _workers_of(client: Client, least: int) -> list[str]:
     addresses = sorted(client.scheduler_info(n_workers=-1)["workers"])
     if len(addresses) < least:
         there = f"the cluster has {len(addresses)} workers, each of which uses one"
-        raise UsageError(f"{least} GPUs are wanted, and {there}")
+        raise UsageError(f"{least} GPUs are wanted, and {there}: start more workers, or ask for fewer GPUs")
     return addresses
 
 

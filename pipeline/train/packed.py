@@ -36,6 +36,7 @@ UNIT_ROWS = 9
 
 _AFTER = 2  # units after a text: windows of blocks 3 to 6 extend two rows ahead, those of block 2 six input rows
 
+# The names of the types in which block 1's kernels write the pooled rows.
 _NUMBERS = {torch.float32: "float", torch.bfloat16: "BFloat"}
 
 
@@ -63,9 +64,9 @@ class Layout:
 
     def is_text(self, rows_of_unit: int) -> Tensor:
         """Return whether the text reaches each row, bool [U, rows_of_unit]. rows_of_unit: 9 or 1 rows in a unit."""
-        rows_of_one = UNIT_ROWS // rows_of_unit
+        rows_of_block_1 = UNIT_ROWS // rows_of_unit  # in each of the rows of the unit
         row = self.number[:, None] * rows_of_unit + torch.arange(rows_of_unit, device=self.number.device)
-        return row * rows_of_one < self.reached[self.article][:, None]
+        return row * rows_of_block_1 < self.reached[self.article][:, None]
 
 
 def units_of(reached: Tensor) -> Tensor:

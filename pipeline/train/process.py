@@ -35,6 +35,7 @@ def joined(part: Part) -> Iterator[ProcessGroup]:
     torch.set_num_threads(part.threads)
     cuda = device_of(part.job).type == "cuda"
     if cuda:
+        # A worker that may use only its own GPU, by CUDA_VISIBLE_DEVICES, sees this GPU as number 0.
         torch.cuda.set_device(0 if "CUDA_VISIBLE_DEVICES" in os.environ and not part.here else part.number)
     if part.size > 1:
         dist.init_process_group("nccl" if cuda else "gloo", part.meeting, rank=part.rank, world_size=part.size)

@@ -96,8 +96,8 @@ class Process:
             raise Lost(f"process {self._part.rank + 1} of {self._part.size} {self._child.how_it_ended()}") from None
         if isinstance(message, BaseException):
             raise message
-        left: Outcome | None = message
-        return left
+        of_part: Outcome | None = message
+        return of_part
 
     def stop(self) -> None:
         """Ask the process to stop between two steps."""

@@ -209,7 +209,7 @@ def ngram_bits(buckets: int | None, classes: int) -> int | None:
         The number of classes.
 
     """
-    row = 2 * (classes + 1)
+    row = 2 * (classes + 1)  # bytes of a bucket: an int16 for each class, and one for the squared importance
     if buckets is None:
         return min(_MOST_BITS, (_TABLE_BYTES // row).bit_length() - 1)
     if buckets == 0:
@@ -227,11 +227,12 @@ def ngram_bits(buckets: int | None, classes: int) -> int | None:
 
 
 def kinds_for(text: TextBuffers, length: int) -> Kinds:
-    """Return the n-grams for some texts: words, pairs of words, and 2 to 5 characters (4 and 5 if there are many rows).
+    """Return the kinds of n-grams for some texts.
 
-    N-grams read as many characters as most of the texts have, and at least `length`, which is what the network reads.
+    They are words, pairs of words, and 2 to 5 characters (4 and 5 if there are many rows). N-grams read as many
+    characters as most of the texts have, and at least `length`, which is what the network reads.
     """
-    continues = (text.data & 0xC0) == 0x80
+    continues = (text.data & 0xC0) == 0x80  # in UTF-8, these bytes continue a character
     before = np.concatenate([[0], np.cumsum(~continues)])
     characters = np.diff(before[text.offsets])
     usual_length = int(np.quantile(characters, _MOST_TEXTS)) if len(characters) else 0
@@ -239,7 +240,7 @@ def kinds_for(text: TextBuffers, length: int) -> Kinds:
     return Kinds(2, (lowest, 5), min(max(length, usual_length), MOST_READ))
 
 
-_LENGTH = 1014
+_LENGTH = 1014  # the length of the published network
 
 
 class Beginning(NamedTuple):
@@ -252,7 +253,7 @@ class Beginning(NamedTuple):
     length : int
         How many characters of a text the network reads.
     frame : str
-        Whether positions after the end of a text count.
+        Whether positions after the end of a text count ("dense") or not ("text").
     tensors : dict of str to ndarray
         Weights by name, which the network begins with. All others are random.
 
@@ -284,12 +285,12 @@ def beginning(
         return Beginning(alphabet or WITH_SPACE, _LENGTH if length is None else length, frame or "text", {})
     model = load_model(init)
     if not model.has_network:
-        raise UsageError(f"{model.name} holds n-grams alone: there is no network to begin with")
+        raise UsageError(f"{model.name} has no network to begin with: name a model with a network, or none")
     requested = {"alphabet": alphabet, "length": length, "frame": frame}
     its = {"alphabet": model.alphabet.symbols, "length": model.length, "frame": model.frame}
     for name, value in requested.items():
         if value is not None and value != its[name]:
-            told = f"{model.name} was trained with the {name} {its[name]!r}, not {value!r}"
-            raise UsageError(f"{told}: leave the {name} to it, or begin without it")
+            message = f"{model.name} was trained with the {name} {its[name]!r}, not {value!r}"
+            raise UsageError(f"{message}: leave out the {name}, or begin with another model, or with none")
     body = {name: tensor for name, tensor in model.tensors.items() if not name.startswith("fc3.")}
     return Beginning(model.alphabet.symbols, model.length, model.frame, body)

@@ -34,10 +34,11 @@ COLUMNS = ("file", "row", "truth", "truth_score", "label", "score", DECISION, TE
 
 _WORDS, _BITS = Kinds(words=1, characters=(0, 0), reads=1014), 18
 _SMOOTHING = 0.3  # naive Bayes adds this many occurrences of each word
-_NEIGHBOURS, _LEAST_SHARE = 20, 0.01
+_NEIGHBOURS = 20  # the number of similar texts whose labels judge a row
+_LEAST_SHARE = 0.01  # every class gets this much of the neighbours' weight, so that no share is zero
 _BLOCK = 512  # rows whose neighbours are found at once
 _FOLDS = 5
-_LEAST_SCORE = 1e-9
+_LEAST_SCORE = 1e-9  # lower scores count as this one, since zero has no logarithm
 
 
 def suspects(
@@ -88,8 +89,12 @@ def suspects(
     label, count = probable.argmax(axis=1), len(data.classes)
     truth_scores, best = probable[each, truth], probable[each, label]
     usual = np.bincount(truth, truth_scores, count) / np.maximum(np.bincount(truth, minlength=count), 1)
-    doubted = np.flatnonzero((label != truth) & ~(np.zeros(len(rows), np.bool_) if decided is None else decided[rows]))
-    found = doubted[np.argsort(truth_scores[doubted], kind="stable")][: int((best >= usual[label])[doubted].sum())]
+    is_doubted = label != truth
+    if decided is not None:
+        is_doubted &= ~decided[rows]
+    doubted = np.flatnonzero(is_doubted)
+    listed = int((best >= usual[label])[doubted].sum())
+    found = doubted[np.argsort(truth_scores[doubted], kind="stable")][:listed]
     # Make the table.
     assert data.places is not None
     table = data.places.take(pa.array(rows[found]))

@@ -44,7 +44,7 @@ _TEXTS_AT_ONCE = {"cpu": 256, "cuda": 131_072}  # texts that a model gets at onc
 
 Doubles = NDArray[np.float64]
 Rows = NDArray[np.int64]
-Done = Callable[[int], None]
+Report = Callable[[int], None]
 """Called with the number of finished texts."""
 
 
@@ -89,7 +89,7 @@ class SoftLabels:
         if not 0 <= self.share <= 1:
             raise UsageError(f"soft share {self.share}: it must be from 0 to 1")
         if bool(self.columns) == bool(self.models):
-            raise UsageError("soft labels come either from teachers or from columns")
+            raise UsageError("soft labels come from teachers or from columns: give one of the two")
         if self.unlabelled is not None and not self.models:
             raise UsageError("unlabelled text needs a teacher")
 
@@ -139,13 +139,14 @@ class SoftLabels:
         """
         names = classes
         if self.levels and any(not isinstance(one, Model) or one.levels != self.levels for one in self._loaded):
-            raise UsageError("one teacher gives numbers, and another none, or others: give teachers of one kind")
+            raise UsageError("a teacher gives numbers, but not all teachers have its levels: give teachers of one kind")
         for model in self._ours:
             if model.is_multi_label:
                 raise UsageError(f"the teacher {model.name} gives a text several labels: only one label can be taught")
             names = names or model.classes
             if model.classes != names if self.levels else set(model.classes) != set(names):
-                raise UsageError(f"a teacher's classes are {', '.join(model.classes)}, not {', '.join(names)}")
+                message = f"a teacher has the classes {', '.join(model.classes)}, not {', '.join(names)}"
+                raise UsageError(f"{message}: give teachers of the same classes, and --classes only with these")
         taught = read_taught(source, reading, label_column, self.columns, names, bool(self.models))
         if self.unlabelled is not None:
             taught = taught.and_(read_taught(self.unlabelled, reading, None, (), taught.data.classes, True))
@@ -172,12 +173,14 @@ class SoftLabels:
         data = taught.data
         known = taught.labelled.copy()
         known[held] = False
+        # Ask the teachers, and refuse one that answers nothing.
         parts = np.stack([self._answers(one, data, np.flatnonzero(known), tell) for one in self._loaded])
         answers = np.logical_not(np.isnan(parts).any(2, keepdims=True))
         for one, of_one in zip(self.models, answers, strict=True):
             if not of_one.any():
                 what = f"the teacher {one.name if isinstance(one, Model) else one}"
                 raise UsageError(f"{what} has no probabilities for any of the texts, only NaN: name another")
+        # Average over the teachers that answer; a row without an answer gets NaN.
         average = np.where(answers, parts, 0).sum(0) / np.where(answers.any(0), answers.sum(0), np.nan)
         given = np.nan_to_num(average)
         if self.levels is not None:
@@ -223,7 +226,7 @@ def _is_ours(what: str | Path | Model) -> bool:
     return path.is_file() or not (":" in str(what) or "/" in str(what))
 
 
-def _of_model(model: Model, data: LabelledArticles, device: str, report: Done) -> Doubles:
+def _of_model(model: Model, data: LabelledArticles, device: str, report: Report) -> Doubles:
     """Return a model's probabilities [N, classes], or its numbers [N, 1]; NaN if it overflows for a text."""
     order = [model.classes.index(name) for name in data.classes]
     parts = []
@@ -237,7 +240,7 @@ def _of_model(model: Model, data: LabelledArticles, device: str, report: Done) -
     return scores if model.levels is not None else scores[:, order]
 
 
-def _of_function(name: str, texts: list[str], classes: tuple[str, ...], report: Done) -> Doubles:
+def _of_function(name: str, texts: list[str], classes: tuple[str, ...], report: Report) -> Doubles:
     module, _, function = name.partition(":")
     try:
         teacher: Callable[[list[str]], Any] = getattr(import_module(module), function)
@@ -252,7 +255,8 @@ def _of_function(name: str, texts: list[str], classes: tuple[str, ...], report: 
             report(min(at + _BATCH, len(texts)))
     except Exception as error:  # the function may raise anything too
         what = f"the teacher {name} gave no probabilities ({type(error).__name__}: {error})"
-        raise UsageError(f"{what}: it takes texts, and returns them") from error
+        remedy = f"it gets a list of texts, and must return {len(classes)} probabilities for each"
+        raise UsageError(f"{what}: {remedy}") from error
     for at, part in enumerate(parts):
         wanted = (len(texts[at * _BATCH : (at + 1) * _BATCH]), len(classes))
         if part.shape != wanted:
@@ -260,7 +264,7 @@ def _of_function(name: str, texts: list[str], classes: tuple[str, ...], report: 
     return shares(np.concatenate(parts), f"the teacher {name}")
 
 
-def _encoded(name: str, text: TextBuffers, texts: list[str], device: str, report: Done) -> NDArray[np.float32]:
+def _encoded(name: str, text: TextBuffers, texts: list[str], device: str, report: Report) -> NDArray[np.float32]:
     """Compute the vectors of a sentence encoder, of length one, by our engine if it can.
 
     Parameters
@@ -289,7 +293,7 @@ def _encoded(name: str, text: TextBuffers, texts: list[str], device: str, report
 
 
 def _by_sentence_transformers(
-    name: str, texts: list[str], device: str, refused: str, report: Done
+    name: str, texts: list[str], device: str, refused: str, report: Report
 ) -> NDArray[np.float32]:
     """Compute the vectors of a sentence encoder, of length one, by sentence-transformers.
 
@@ -455,7 +459,8 @@ def read_taught(
     taught = Taught(data, probabilities, labelled)
     # Refuse rows from which nothing can be learned.
     if not taught.answered.all() and not has_teacher:
-        raise UsageError(f"row {int(np.argmin(taught.answered))} has neither a label nor probabilities")
+        number = int(np.argmin(taught.answered))
+        raise UsageError(f"row {number} has neither a label nor probabilities: add them, or name a teacher")
     if soft_columns and np.isnan(probabilities).any(1).all():
         raise UsageError(f"soft labels in {', '.join(soft_columns)}: no row has any: leave them out")
     return taught

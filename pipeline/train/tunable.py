@@ -132,7 +132,7 @@ class OwnEncoder(nn.Module):
                 far = (places - places[:, None]).abs()
                 mask = mask & (far <= rotary.window) | (far == 0)
         if self.encoder.settings.distances is not None:
-            terms = 3
+            terms = 3  # a score is a sum of three products: see `Distances`
             of_distances = self._of_distances(query, key, layer) / math.sqrt(terms * size)
             mask = of_distances.masked_fill(~mask, torch.finfo(of_distances.dtype).min)
         dropout = _DROPOUT if self.training else 0.0
@@ -142,7 +142,10 @@ class OwnEncoder(nn.Module):
         return self._product(mixed.transpose(1, 2).reshape(x.shape), f"{layer}.mix")
 
     def _of_distances(self, query: Tensor, key: Tensor, layer: int) -> Tensor:
-        """Return the terms of scores that depend on distances, unscaled. query, key: [texts, heads, tokens, size]."""
+        """Return the two terms of scores that depend on distances, unscaled, [texts, heads, tokens, tokens].
+
+        query, key: [texts, heads, tokens, size].
+        """
         distances, places = self.encoder.settings.distances, np.arange(query.shape[2])
         assert distances is not None
         rows = torch.from_numpy(distances.rows(places[:, None] - places)).to(query.device).expand(*query.shape[:3], -1)

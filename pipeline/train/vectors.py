@@ -40,8 +40,8 @@ AUTO = "auto"
 """Chooses the vectors of this package if it is installed and there are few labelled rows."""
 
 _FEW_ROWS = 10_000  # with more rows, vectors no longer help, and the fit takes longer
-_MOST_OF_ROWS = 200_000  # the most distinct words of the texts, the most frequent ones
-_MOST_OWN = 50_000  # the most words of the vectors that need not occur in the texts
+_MOST_OF_ROWS = 200_000  # different words of the texts that can get vectors, the most frequent ones
+_MOST_OWN = 50_000  # words at the beginning of a table that get vectors even if no text has them
 _WORD = re.compile(r"\w+")
 _SPACE_MARKS = "▁Ġ"  # marks at the beginning of a token that begins a word
 _FORMS = (
@@ -170,7 +170,7 @@ def _read_table(what: str, text: TextBuffers, device: str, tell: Callable[[Told]
         about = {"name": path.resolve().name}
     # Check the vectors, and make one table of them.
     if not by_word:
-        raise UsageError(f"{what} has a vector of no word of the texts")
+        raise UsageError(f"{what} has no vector for any word of the texts: name vectors of the same language")
     vectors = np.stack(list(by_word.values())).astype(np.float32)
     if not np.isfinite(vectors).all():
         raise UsageError(f"{what} holds a value that is not finite")

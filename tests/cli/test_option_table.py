@@ -36,7 +36,7 @@ def test_an_option_of_training_is_one_entry_of_its_table() -> None:
 def test_what_is_to_be_learned_is_asked_for_by_its_flag(broadsheet_here: CommandHere, tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("text,kind\nStocks fell,money\n")
     code, told = broadsheet_here("train", tmp_path / "a.csv", "-o", tmp_path / "m.safetensors")
-    assert (code, "--label-column names the column with the classes, of text, kind" in told) == (2, True), told
+    assert (code, "give --label-column and the column with the classes: text, kind" in told) == (2, True), told
 
 
 def test_a_request_is_checked_once_it_is_made() -> None:

@@ -198,7 +198,7 @@ def test_the_command_keeps_stdout_for_labels(
         (("-o", "-", "--workers", 2), "--workers does not go with -o -"),
         (("-o", "-", "--format", "parquet"), "to stdout it is jsonl or csv"),
         (("-o", "-", "--stdin-format", "csv"), "goes with the input -"),
-        (("-", "-o", "-"), "stands for stdin, and alone"),
+        (("-", "-o", "-"), "stands for stdin: give it alone"),
         ((), "give a folder or a file for the labels"),
     ):
         code, told = broadsheet_here(*arguments, *wrong)

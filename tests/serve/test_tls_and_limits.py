@@ -492,7 +492,7 @@ def test_nothing_is_served_in_the_open_by_mistake(broadsheet_here: CommandHere, 
         (["--model", "a=b", "--model", "a=c"], "another model has that name"),
         (["--model", "none"], "no model 'none'"),
         (["--host", "203.0.113.1", "--insecure"], "cannot be listened on"),
-        (["--cluster", "local", "--scheduler-file", short], "exclude each other"),
+        (["--cluster", "local", "--scheduler-file", short], "and not both"),
     ):
         code, printed = broadsheet_here("serve", *arguments)
         assert code == 2, printed

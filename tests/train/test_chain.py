@@ -395,7 +395,7 @@ def test_what_is_no_encoder_of_one_label_makes_no_chain(class_judge: Path, stude
     ):
         with pytest.raises(UsageError, match=message):
             train(rows, soft_labels=soft, keep_teacher=True, **options, **QUICK)  # type: ignore[arg-type]
-    with pytest.raises(UsageError, match="gives numbers, and another none"):
+    with pytest.raises(UsageError, match="gives numbers, but not all teachers"):
         train(rows, soft_labels=SoftLabels(models=(student, class_judge), device="cpu"), **QUICK)
     with pytest.raises(UsageError, match="the classes are not known"):  # an encoder without a head is no model of ours
         train(rows, soft_labels=SoftLabels(models=(minilm(),), device="cpu"), **QUICK)

@@ -61,7 +61,7 @@ def test_soft_labels_that_are_none_are_told() -> None:
             read(table, ("p",), None, classes=CLASSES)
     with pytest.raises(UsageError, match="row 1 has neither"):
         read(pa.table({"text": ["a", "b"], "kind": ["money", None], "p": [None, None]}), ("p",), classes=CLASSES)
-    with pytest.raises(UsageError, match="either from teachers or"):
+    with pytest.raises(UsageError, match="from teachers or from columns: give one"):
         SoftLabels(("p",), ("ag-news",))
 
 

@@ -196,7 +196,7 @@ def test_vectors_that_cannot_be_read_are_told(tmp_path: Path) -> None:
     (tmp_path / "cut.bin").write_bytes(MAGIC + b"\x0c\0\0\0")
     for name, message in (
         ("missing.vec", "no word vectors"), ("short.txt", "line 2 has 2 numbers, not 3"), ("words.txt", "could not"),
-        ("nan.txt", "not finite"), ("other.vec", "a vector of no word"), ("broken.safetensors", "no word vectors"),
+        ("nan.txt", "not finite"), ("other.vec", "no vector for any word"), ("broken.safetensors", "no word vectors"),
         ("few.safetensors", "1 words for 300"), ("empty", "no word vectors"), ("cut.bin", "cut off"),
     ):  # fmt: skip
         with pytest.raises(UsageError, match=message):
