@@ -515,6 +515,8 @@ def shares(given: Doubles, where: str) -> Doubles:
     Raises UsageError if they cannot be scaled. where: the source of the probabilities, for its message.
     """
     sums: Doubles = given.sum(1, keepdims=True)
-    if (given < 0).any() or (sums <= 0).any() or np.isinf(sums).any():
-        raise UsageError(f"{where}: a row has negative, infinite or no probabilities")
+    is_wrong = (given < 0).any(1) | (sums[:, 0] <= 0) | np.isinf(sums[:, 0])
+    if is_wrong.any():
+        row = int(np.argmax(is_wrong))
+        raise UsageError(f"{where}: row {row:,} (the first is 0) has negative, infinite or no probabilities")
     return np.asarray(given / sums)

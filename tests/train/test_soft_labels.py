@@ -133,7 +133,14 @@ def failing(texts: list[str]) -> np.ndarray:
     raise RuntimeError("no licence")
 
 
+def below_zero(texts: list[str]) -> np.ndarray:
+    scores = by_words(texts)
+    scores[1, 0] = -0.1
+    return scores
+
+
 WRONG = {
+    "below_zero": r"row 1 \(the first is 0\) has negative",
     "silent": "no probabilities for any of the texts",
     "in_words": r"gave no probabilities \(ValueError: could not convert",
     "failing": r"gave no probabilities \(RuntimeError: no licence",
