@@ -366,10 +366,10 @@ def _tell_costs(run: _Run, rows: _Rows, steps: int, tell: Tell) -> None:
     for _ in range(2):  # in the first one, PyTorch also loads its kernels
         began = time.perf_counter()
         loss = run.loss(rows, at)
+        _wait_for(run.device)
         forward = time.perf_counter() - began
         loss.backward()  # type: ignore[no-untyped-call]
-        if run.device.type == "cuda":
-            torch.cuda.synchronize()
+        _wait_for(run.device)
         seconds.append(time.perf_counter() - began)
     run.optimizer.zero_grad()
     device = (
@@ -377,6 +377,12 @@ def _tell_costs(run: _Run, rows: _Rows, steps: int, tell: Tell) -> None:
     )
     tell(Cost(device, len(rows), times * run.tuning.epochs, seconds[-1] * steps, None))
     tell(Note(f"  without --fine-tune, vectors for a head take about {max(1, round(forward * steps)):,} s"))
+
+
+def _wait_for(device: torch.device) -> None:
+    """Wait until the device has computed what it was given. A GPU computes while this process goes on."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
 
 
 def _rates(steps: int) -> Callable[[int], float]:
