@@ -257,8 +257,9 @@ class _Decision(_Guarded):
     async def post(self, number: str) -> None:
         try:
             label = json.loads(self.request.body)["label"]
-            assert isinstance(label, str)
-        except (ValueError, TypeError, KeyError, AssertionError):
+        except (ValueError, TypeError, KeyError):
+            label = None
+        if not isinstance(label, str):
             self._fail(400, 'send {"label": LABEL}')
             return
         await self._in_thread(lambda: self._review.decide(int(number), label))
