@@ -222,7 +222,8 @@ def _existing(name: str, file: Path | None, address: str | None, say: Callable[[
 def _dashboard_of(client: Client) -> dict[str, str]:
     """Return the settings with which this process finds the dashboard of a scheduler, whose link may have a token."""
 
-    def read(token: str = TOKEN, link: str = LINK) -> dict[str, str]:  # nested, so that no module is imported there
+    # A nested function is pickled by value, so that it also runs on a scheduler that cannot import this module.
+    def read(token: str = TOKEN, link: str = LINK) -> dict[str, str]:
         import dask
 
         return {link: dask.config.get(link)} if dask.config.get(token, None) else {}
@@ -263,7 +264,7 @@ def _look(name: str, address: str, security: Security, say: Callable[[str], None
     parts = urlsplit(address if "://" in address else f"tcp://{address}")
     context = security.get_connection_args("client").get("ssl_context") if parts.scheme == "tls" else None
     if parts.scheme not in ("tcp", "tls") or (parts.scheme == "tls") != (context is not None) or not parts.port:
-        return  # Dask refuses it at once, or it cannot be asked
+        return  # UCX, which plain sockets cannot ask; or no port or no certificates, which Dask refuses at once
     try:
         plain = socket.create_connection((parts.hostname, parts.port), _LOOK_SECONDS / 2)
         with context.wrap_socket(plain) if context else plain as there:
@@ -274,13 +275,14 @@ def _look(name: str, address: str, security: Security, say: Callable[[str], None
         raise UsageError(f"no Dask scheduler answers at {name}: {error}") from error
     if not said:
         say(f"{name} takes connections but says nothing yet: waiting for a Dask scheduler")
-    elif said[:2] == b"\x15\x03":
+    elif said[:2] == b"\x15\x03":  # an alert of TLS, of any version
         raise UsageError(f"{name} speaks TLS: give tls:// in the address, or the scheduler's file")
     elif len(said) < _LENGTH.size or _LENGTH.unpack_from(said)[0] > _LONGEST_WORD:
         raise UsageError(f"what answers at {name} is no Dask scheduler: it says {said[:40]!r}")
 
 
 def _said(there: socket.socket) -> bytes:
+    """Return the first bytes that the other side sends; none if it sends nothing in time, or closes the connection."""
     there.settimeout(_LOOK_SECONDS / 4)
     try:
         return there.recv(64)
@@ -289,9 +291,9 @@ def _said(there: socket.socket) -> bytes:
 
 
 def _address_in(file: Path) -> str:
-    """Return the scheduler's address.
+    """Return the address in a scheduler's file. Wait up to `_LOOK_SECONDS` until the scheduler has written the file.
 
-    Wait until the scheduler has written its file, a few seconds after its job starts.
+    Raises UsageError if it does not.
     """
     deadline = time.monotonic() + _LOOK_SECONDS
     while True:

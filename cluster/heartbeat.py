@@ -49,7 +49,7 @@ class QuietEnd(WorkerPlugin):
     name = "broadsheet-quiet-end"
 
     def setup(self, worker: Worker) -> None:
-        logging.getLogger("tornado.application").addFilter(_is_no_last_one)  # a second call adds it no second time
+        logging.getLogger("tornado.application").addFilter(_is_no_last_one)  # a logger never holds a filter twice
 
 
 def _is_no_last_one(record: logging.LogRecord) -> bool:

@@ -1,7 +1,7 @@
 """Functions that the doctor runs on workers and the scheduler.
 
-They are pickled by value, and import only packages that every Dask process has. So they also run, and report it, where
-`broadsheet` is another package of that name.
+They are pickled by value, and import only packages that every Dask process has. So they also run in a process that
+imports another package named `broadsheet`, and report that it does.
 """
 
 from __future__ import annotations
