@@ -91,7 +91,7 @@ class HttpProcesses:
         self._processes = list(await asyncio.gather(*map(self._start, numbers)))
         await asyncio.gather(*(process.listens for process in self._processes))
         if any(process.has_ended for process in self._processes):
-            raise BroadsheetError("a process that was to speak HTTP has ended: the log says why")
+            raise BroadsheetError("an HTTP process of the server ended while it started: the log says why")
         self._tasks = [asyncio.create_task(self._keep(number)) for number in numbers]
         if self._stopping.is_set():
             self.stop(now=False)
