@@ -73,6 +73,7 @@ def serve(connection: socket.socket) -> None:
 
 
 def _answer(request: Classify, engine: Engine, answer: Callable[[Classified | Failed], None]) -> None:
+    """Answer with the predictions of a batch. After an error, answer `Failed` and raise it, which ends the process."""
     began = time.perf_counter()
     try:
         data, offsets, n_chars = request.texts

@@ -268,7 +268,10 @@ class Link(asyncio.Protocol):
 
 
 _PLACES = 2
+"""The numbers of each process: its connections, and its bytes of bodies."""
+
 _BYTES = 8
+"""The size of a number, an int64."""
 
 
 class Held:

@@ -51,8 +51,9 @@ class Connection(Protocol):
 def came(connection: Connection, turn: float) -> float:
     """Return the latest time at which the last data of a TCP connection may have arrived, by the monotonic clock.
 
-    `turn` is the time at which the event loop began to read, which is precise. The time that the data had waited in the
-    socket is known in ticks of the kernel only, of which the first may have come at once.
+    `turn` is the time at which the event loop began to read, which is precise. How long the data had waited in the
+    socket before, the kernel counts only in whole ticks. Its first tick may have come right after the data, so one tick
+    is subtracted.
     """
     info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO.size)
     milliseconds: int = _TCP_INFO.unpack(info)[-1]
@@ -60,6 +61,7 @@ def came(connection: Connection, turn: float) -> float:
 
 
 HEAD_BYTES = 1 << 16
+"""The size of the largest head of a request (request line and headers), and of the largest URL."""
 
 _MOST_AHEAD = 16
 """The number of requests of a connection that are read ahead, while an earlier one is answered."""
@@ -392,6 +394,8 @@ class _WholeAnswers:
 
 
 _COUNT_SECONDS = 1
+"""The seconds between two reports of counts to the main process."""
+
 _LAST_LOOKS, _LOOK_SECONDS = 5, 0.02
 """The number of further turns of the event loop before the process stops, and the seconds between them. The first turn
 accepts a connection that has arrived, and the second reads its request.

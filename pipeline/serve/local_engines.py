@@ -27,9 +27,13 @@ from .requests import kind_of, settle
 from .settings import log
 
 _BUFFER_BYTES = 4 << 20
+"""The size of the buffers of the sockets between the server and an engine's process."""
+
 _PATIENCE_SECONDS = 60.0
 """The seconds after which a device without an answer counts as lost. A batch should take a fraction of a second."""
+
 _ENDING_SECONDS = 5.0
+"""The seconds that a process has to end by itself. After that, it is killed."""
 
 _LONGEST_WAIT = 30.0
 _STEADY_SECONDS = 60.0
@@ -199,7 +203,7 @@ class ProcessEngine(asyncio.Protocol):
             settle(self._loading.pop(message.key), message.ready)
         elif isinstance(message, Failed) and message.key:
             settle(self._loading.pop(message.key), message.error)
-        else:
+        else:  # the device has failed, and the process ends now
             self._why = message.error.message
 
     @property
