@@ -31,7 +31,8 @@ def about_process() -> dict[str, Any]:
         except PackageNotFoundError:
             versions[name] = "absent"
     spec = importlib.util.find_spec("broadsheet")
-    folder, digest = (Path(spec.origin).parent if spec is not None and spec.origin else Path("nowhere")), sha256()
+    folder = Path(spec.origin).parent if spec is not None and spec.origin else Path("nowhere")
+    digest = sha256()
     for place in (folder, folder / "pipeline", folder / "cluster"):  # in a checkout, the last two are links
         for file in sorted(place.rglob("*.py")):
             digest.update(file.relative_to(folder).as_posix().encode() + b"\0" + file.read_bytes())

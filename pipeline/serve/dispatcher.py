@@ -366,8 +366,9 @@ class Dispatcher:
         self._pump_is_due = False
         now = self._clock()
         late = self.waiting.expired(now)
-        for request in [] if late and self._all_start(late[0].key) else late:
-            self._fail(request, Refused(f"the answer took longer than {1000 * self.target:,.0f} ms"))
+        if late and not self._all_start(late[0].key):
+            for request in late:
+                self._fail(request, Refused(f"the answer took longer than {1000 * self.target:,.0f} ms"))
         for device in sorted(self.devices, key=lambda device: (len(device.under_way), device.busy_until)):
             while self.waiting and len(device.under_way) < device.depth:
                 if device.under_way and not self._fills(device):

@@ -84,7 +84,8 @@ def _answer(request: Classify, engine: Engine, answer: Callable[[Classified | Fa
         told = error if isinstance(error, BroadsheetError) else BroadsheetError(f"{type(error).__name__}: {error}")
         answer(Failed("", told))
         raise
-    seconds, (classes, top_k) = time.perf_counter() - began, (len(engine.model.classes), predictions.labels.shape[1])
+    seconds = time.perf_counter() - began
+    classes, top_k = len(engine.model.classes), predictions.labels.shape[1]
     answer(Classified(request.number, PickleBuffer(to_rows(predictions).data), classes, top_k, seconds))
 
 

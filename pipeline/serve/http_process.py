@@ -134,10 +134,15 @@ class HttpConnection(asyncio.Protocol):
         self._uvicorn = HttpToolsProtocol(**options | {"app_state": options["app_state"] | {"connection": self}})
         self._parser = httptools.HttpRequestParser(self)
         self.gone: set[Callable[[], object]] = set()
-        self.arrived = self._behind = self._read_on = self._until = 0.0
+        self.arrived = 0.0
+        self._behind = 0.0  # the seconds from the arrival of the last request to its reading
+        self._read_on = 0.0  # when the last pause ended, by the monotonic clock
+        self._until = 0.0  # when the current time limit ends, by the event loop's clock
         self.is_refused = self._is_answered = self._is_over = False
         self._requests: deque[list[bytes]] = deque()  # data that uvicorn does not have yet; the first is current
-        self._refusal, self._waits_for, self._line_bytes = b"", "", 0
+        self._refusal = b""  # the answer after which the connection closes, if the arriving request is refused
+        self._waits_for = ""  # see `_wait_for`
+        self._line_bytes = 0  # the size of the line that is arriving
         self.on_message_begin()
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]

@@ -56,7 +56,7 @@ class LocalFleet:
         self.states = dict.fromkeys(self._environments, "starting")
         started = [asyncio.create_task(self._start(name)) for name in self._environments]
         await asyncio.gather(*started)
-        self._tasks = [asyncio.create_task(self._keep(task.result())) for task in started]
+        self._tasks = [asyncio.create_task(self._keep_running(task.result())) for task in started]
 
     async def close(self) -> None:
         for task in self._tasks:
@@ -74,7 +74,7 @@ class LocalFleet:
         log.info("engine ready", extra={"fields": _about(engine, seconds=time.monotonic() - began, backend=backend)})
         return engine
 
-    async def _keep(self, engine: ProcessEngine) -> None:
+    async def _keep_running(self, engine: ProcessEngine) -> None:
         """Start an engine again whenever it has ended."""
         name, wait = engine.name, 0.0
         while True:
@@ -189,12 +189,12 @@ class ProcessEngine(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         self._came += data
         while frames := taken(self._came):
-            self._take(unpacked(frames))
+            self._handle(unpacked(frames))
 
     def connection_lost(self, error: Exception | None) -> None:
         self._lose(self._why)
 
-    def _take(self, message: Any) -> None:
+    def _handle(self, message: Any) -> None:
         """Pass an answer of the process to the request that waits for it."""
         if isinstance(message, Classified):
             rows = np.frombuffer(message.rows, kind_of(message.classes, message.top_k))
