@@ -53,6 +53,7 @@ _CAUSE_COLORS = {
 }
 
 _OF_GPUS = ("transfer", "ingest")
+"""The causes that only a GPU can have."""
 
 _MOST_MATRIX = 12  # classes
 _MOST_KEPT = 8

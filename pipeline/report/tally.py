@@ -144,12 +144,16 @@ class Reach:
         self._rows_known = rows_known
         self._bytes = dict(range_bytes or {})
         self.bytes_known = sum(self._bytes.values())
+        # The rows of each chunk that is committed but not returned, and of each that is computed but not committed.
         self._noted: dict[str, int] = {}
         self._computing: dict[str, int] = {}
+        # By range: its committed rows, all its rows if it has ended, and the bytes read of it if it has not.
         self._rows: Counter[int] = Counter()
         self._ends: dict[int, int] = {}
-        self._open_rows = self._ended_rows = self._ended_bytes = 0
         self._stored: dict[int, int] = {}
+        # Sums: the committed rows of ranges that have not ended, and all rows and bytes of those that have.
+        self._open_rows = self._ended_rows = self._ended_bytes = 0
+        # The bytes of the committed rows of ranges that have ended.
         self._done_bytes = 0.0
 
     @property
