@@ -73,19 +73,19 @@ class Forward:
             longest = len(ordered[min(first + 1024, len(ordered) - 1)])
             some = ordered[first : first + max(8, BATCH_TOKENS // longest)]
             ids, sizes = np.zeros((len(some), len(some[-1])), np.int64), np.array([*map(len, some)])
-            there = np.arange(ids.shape[1]) < sizes[:, None]
-            ids[there] = np.concatenate(some)
-            mask = None if there.all() else torch.from_numpy(there[:, None, None]).cuda()
+            is_token = np.arange(ids.shape[1]) < sizes[:, None]
+            ids[is_token] = np.concatenate(some)
+            mask = None if is_token.all() else torch.from_numpy(is_token[:, None, None]).cuda()
             out.append((torch.from_numpy(ids).cuda(), mask))
             first += len(some)
         return out
 
     def __call__(self, batches: list[tuple[torch.Tensor, torch.Tensor | None]]) -> None:
-        for ids, there in batches:
-            self._batch(ids, there)
+        for ids, mask in batches:
+            self._batch(ids, mask)
         torch.cuda.synchronize()
 
-    def _batch(self, ids: torch.Tensor, there: torch.Tensor | None) -> None:
+    def _batch(self, ids: torch.Tensor, mask: torch.Tensor | None) -> None:
         weights, (texts, most) = self.weights, ids.shape
 
         def linear(x: torch.Tensor, name: str) -> torch.Tensor:
@@ -97,7 +97,7 @@ class Forward:
         x = norm(weights["embedding"][ids] + weights["places"][:most], "norm")
         for layer in range(self.layers):
             three = linear(x, f"{layer}.queries").view(texts, most, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
-            mixed = F.scaled_dot_product_attention(*three, attn_mask=there).transpose(1, 2).reshape(x.shape)
+            mixed = F.scaled_dot_product_attention(*three, attn_mask=mask).transpose(1, 2).reshape(x.shape)
             x = norm(x + linear(mixed, f"{layer}.mix"), f"{layer}.norm1")
             x = norm(x + linear(F.gelu(linear(x, f"{layer}.inner")), f"{layer}.outer"), f"{layer}.norm2")
         x.mean(1)

@@ -218,9 +218,9 @@ class Reach:
     def bytes(self) -> int:
         """About how many bytes are finished."""
         of_row = self._ended_bytes / self._ended_rows if self._ended_rows else 0.0
-        rows = self._open_rows - sum(self._rows[number] for number in self._stored)
+        estimated = self._open_rows - sum(self._rows[number] for number in self._stored)  # rows of unknown bytes
         computing = sum(self._bytes_of_row(_range_of(chunk), of_row) * rows for chunk, rows in self._computing.items())
-        finished = self._done_bytes + sum(self._stored.values()) + of_row * rows
+        finished = self._done_bytes + sum(self._stored.values()) + of_row * estimated
         return min(round(finished + computing), self.bytes_known)
 
     def _bytes_of_row(self, number: int, otherwise: float) -> float:

@@ -208,11 +208,11 @@ class Once(Progress):
 
     def __init__(self, act: Callable[[], object]) -> None:
         self._act = act
-        self._done = False
+        self._has_acted = False
 
     def advance(self, report: JobReport) -> None:
-        if not self._done:
-            self._done = True
+        if not self._has_acted:
+            self._has_acted = True
             self._act()
 
 
