@@ -169,7 +169,7 @@ class Dispatcher:
             self.devices.remove(device)
         if not self.devices:
             for request in list(self.waiting):
-                self._fail(request, Refused("no engine is ready: they are being started again"))
+                self._fail(request, Refused("no engine is ready: the engines are being started again"))
 
     def _check_backend(self, device: Device) -> None:
         backends = {str(ready.backend): None for other in (*self.devices, device) for ready in other.ready.values()}
@@ -259,7 +259,7 @@ class Dispatcher:
         key, texts, chars = request.key, len(request.texts), request.all_chars
         devices = [device for device in self.devices if key in device.times]
         if not devices:
-            raise Refused("no engine is ready: they are being started")
+            raise Refused("no engine is ready: the engines are being started")
         slowest = devices[0] if len(devices) == 1 else max(devices, key=lambda d: d.times[key].seconds(1, 0))
         request.is_large = not self._is_one_batch(slowest, key, texts, chars)
         # Refuse the request if the queue is full, unless nothing delays it: then it starts now.
@@ -463,7 +463,7 @@ class Dispatcher:
         again.add_done_callback(pass_on)
         self.waiting.add(child)
         if not self.devices:
-            self._fail(child, Refused("no engine is ready: they are being started again"))
+            self._fail(child, Refused("no engine is ready: the engines are being started again"))
         self._pump_soon()
 
     def _fail(self, request: PendingRequest, error: BaseException) -> None:
