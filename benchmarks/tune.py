@@ -78,7 +78,7 @@ class Trial:
         if self.read is HALF:
             return values.astype(cp.float16)
         if self.read is BFLOAT:
-            return (values.view(cp.uint32) >> 16).astype(cp.uint16)
+            return (values.view(cp.uint32) >> 16).astype(cp.uint16)  # bfloat16 is the upper half of a float32
         high = values.astype(cp.float16)
         parts = cp.stack([part.reshape(-1, GROUP) for part in (high, (values - high).astype(cp.float16))], axis=1)
         return parts.reshape(*values.shape[:-1], -1).view(cp.uint32)
@@ -101,7 +101,7 @@ class Trial:
 
     def error(self, articles: int = 64) -> float:
         """Return the relative error of the first and the last articles, compared with products in fp32."""
-        self.out.view(cp.uint8)[:] = 0xFF
+        self.out.view(cp.uint8)[:] = 0xFF  # NaN in each type, so that values which are not written count as wrong
         self.run()
         layer, worst = self.layer, 0.0
         valid_rows = layer.rows_out // layer.product_pool  # later rows reach into the next article

@@ -1,3 +1,3 @@
-"""The network as an estimator of scikit-learn (the extra `sklearn`)."""
+"""A text classifier as an estimator of scikit-learn (the extra `sklearn`)."""
 
 from .pipeline.sklearn import TextClassifier as TextClassifier

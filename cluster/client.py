@@ -33,8 +33,11 @@ _EXPOSED = "this cluster listens on {address} without TLS: {who} can run code as
 _LOOK_SECONDS = 10
 """Within this time a user hears that there is no scheduler at an address."""
 
-_LENGTH, _LONGEST_WORD = struct.Struct("<Q"), 1 << 20
-"""A scheduler's first message begins with its length; the message has some hundred bytes."""
+_LENGTH = struct.Struct("<Q")
+"""The bytes with which a scheduler's first message begins: its length."""
+
+_LONGEST_MESSAGE = 1 << 20
+"""The largest length that such a message may have, in bytes. It has some hundred."""
 
 _USERS, _NETWORK = "any user of this host", "anyone who can reach it"
 
@@ -202,14 +205,14 @@ def _existing(name: str, file: Path | None, address: str | None, say: Callable[[
         stack.enter_context(default_scheduler())
         try:
             security = security or Security()
-            _look(name, str(address), security, say)
+            _check_for_scheduler(name, str(address), security, say)
             client = Client(address, security=security)
         except (OSError, ValueError, TimeoutError, TypeError) as error:
             raise UsageError(f"no Dask scheduler answers at {name}: {error}") from error
         for logger in map(logging.getLogger, ("distributed.client", "tornado.application")):
-            quiet = _OfNoLostConnection()
-            logger.addFilter(quiet)
-            stack.callback(logger.removeFilter, quiet)
+            omitted = _OmitLostConnections()
+            logger.addFilter(omitted)
+            stack.callback(logger.removeFilter, omitted)
         stack.enter_context(client)
         try:
             await_workers(client, 1, f"no worker has joined the scheduler {name} within {wait:.0f} s")
@@ -222,7 +225,8 @@ def _existing(name: str, file: Path | None, address: str | None, say: Callable[[
 def _dashboard_of(client: Client) -> dict[str, str]:
     """Return the settings with which this process finds the dashboard of a scheduler, whose link may have a token."""
 
-    def read(token: str = TOKEN, link: str = LINK) -> dict[str, str]:  # nested, so that no module is imported there
+    # A nested function is pickled by value, so that it also runs on a scheduler that cannot import this module.
+    def read(token: str = TOKEN, link: str = LINK) -> dict[str, str]:
         import dask
 
         return {link: dask.config.get(link)} if dask.config.get(token, None) else {}
@@ -230,7 +234,7 @@ def _dashboard_of(client: Client) -> dict[str, str]:
     return dict(client.run_on_scheduler(read))
 
 
-class _OfNoLostConnection(logging.Filter):
+class _OmitLostConnections(logging.Filter):
     """Drops messages about a lost connection, which this module reports itself."""
 
     def filter(self, record: logging.LogRecord) -> bool:
@@ -254,7 +258,7 @@ def is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-def _look(name: str, address: str, security: Security, say: Callable[[str], None]) -> None:
+def _check_for_scheduler(name: str, address: str, security: Security, say: Callable[[str], None]) -> None:
     """Raise UsageError if something other than a Dask scheduler is at an address, where Dask would wait for a message.
 
     A scheduler speaks first. If the address is silent, an HTTP request tells whether something else is there. If that
@@ -263,24 +267,25 @@ def _look(name: str, address: str, security: Security, say: Callable[[str], None
     parts = urlsplit(address if "://" in address else f"tcp://{address}")
     context = security.get_connection_args("client").get("ssl_context") if parts.scheme == "tls" else None
     if parts.scheme not in ("tcp", "tls") or (parts.scheme == "tls") != (context is not None) or not parts.port:
-        return  # Dask refuses it at once, or it cannot be asked
+        return  # UCX, which plain sockets cannot ask; or no port or no certificates, which Dask refuses at once
     try:
         plain = socket.create_connection((parts.hostname, parts.port), _LOOK_SECONDS / 2)
         with context.wrap_socket(plain) if context else plain as there:
-            if not (said := _said(there)):
+            if not (said := _first_bytes(there)):
                 there.sendall(b"GET / HTTP/1.0\r\n\r\n")
-                said = _said(there)
+                said = _first_bytes(there)
     except OSError as error:  # includes ssl.SSLError
         raise UsageError(f"no Dask scheduler answers at {name}: {error}") from error
     if not said:
         say(f"{name} takes connections but says nothing yet: waiting for a Dask scheduler")
-    elif said[:2] == b"\x15\x03":
+    elif said[:2] == b"\x15\x03":  # an alert of TLS, of any version
         raise UsageError(f"{name} speaks TLS: give tls:// in the address, or the scheduler's file")
-    elif len(said) < _LENGTH.size or _LENGTH.unpack_from(said)[0] > _LONGEST_WORD:
+    elif len(said) < _LENGTH.size or _LENGTH.unpack_from(said)[0] > _LONGEST_MESSAGE:
         raise UsageError(f"what answers at {name} is no Dask scheduler: it says {said[:40]!r}")
 
 
-def _said(there: socket.socket) -> bytes:
+def _first_bytes(there: socket.socket) -> bytes:
+    """Return the first bytes that the other side sends; none if it sends nothing in time, or closes the connection."""
     there.settimeout(_LOOK_SECONDS / 4)
     try:
         return there.recv(64)
@@ -289,9 +294,9 @@ def _said(there: socket.socket) -> bytes:
 
 
 def _address_in(file: Path) -> str:
-    """Return the scheduler's address.
+    """Return the address in a scheduler's file. Wait up to `_LOOK_SECONDS` until the scheduler has written the file.
 
-    Wait until the scheduler has written its file, a few seconds after its job starts.
+    Raises UsageError if it does not.
     """
     deadline = time.monotonic() + _LOOK_SECONDS
     while True:

@@ -15,6 +15,7 @@ from ..pipeline.telemetry.spans import Clock, clock_from, set_clock
 
 _EVERY_MILLISECONDS = 60_000
 _CALL = {"function": dumps(time.time), "args": dumps(()), "kwargs": dumps({})}
+"""The arguments with which a scheduler's `run_function` returns `time.time()`; it expects each one pickled."""
 
 
 class ClockPlugin(WorkerPlugin):
@@ -31,7 +32,7 @@ class ClockPlugin(WorkerPlugin):
 
         async def again() -> None:
             self._measuring = asyncio.ensure_future(_measure(worker))
-            await asyncio.wait([self._measuring])
+            await asyncio.wait([self._measuring])  # raises neither an error of the measurement nor its cancellation
 
         worker.periodic_callbacks[self.name] = PeriodicCallback(again, self._every)
         worker.periodic_callbacks[self.name].start()
@@ -49,7 +50,7 @@ async def _measure(worker: Worker) -> None:
 
 
 async def _clock_of(scheduler: Any, round_trips: int) -> Clock:
-    """Return the clock of this process against that of a scheduler."""
+    """Return the clock of this process against that of a scheduler. The fastest of `round_trips` questions counts."""
     trips = []
     for _ in range(round_trips):
         sent = time.time()

@@ -26,8 +26,8 @@ from .heartbeat import METRIC, PAGE, TOPIC
 
 _COLORS = {
     "copy-in": "#4c9be8",
-    "kernels": "#2a9d5c",
-    "computing": "#2a9d5c",
+    "kernels": "#2a9d5c",  # a GPU computes
+    "computing": "#2a9d5c",  # a CPU computes
     "copy-out": "#e8a33d",
     "waiting": "#e4e4e4",
 }
@@ -42,10 +42,10 @@ _STRIP_SECONDS = 60
 _X_RANGE = (-_STRIP_SECONDS, 12)  # seconds from now; the space to the right has each worker's activity and rate
 _STYLE = {"sizing_mode": "stretch_width", "tools": "", "min_border_left": 110}  # for both charts
 _RATE_SECONDS = 5.0
-_MOST_WORKERS = 64
+_MOST_WORKERS = 64  # of these at most, the page shows the activity
 _BAR = ("left", "right", "top", "bottom", "color")
-_TASKS = ("label-", "write-", "infer-and-write-")
-_UNDONE = ("waiting", "processing", "queued", "no-worker")
+_TASKS = ("label-", "write-", "infer-and-write-")  # with these, the names of a job's tasks begin
+_UNDONE = ("waiting", "processing", "queued", "no-worker")  # Dask's states of tasks that are in flight
 _CARD = (
     '<div style="display:inline-block;margin:0 28px 6px 0"><div style="color:#777;font-size:12px">{}</div>'
     '<div style="font-size:22px;font-weight:600;font-variant-numeric:tabular-nums">{}</div></div>'
@@ -79,7 +79,14 @@ class _Pace:
 class _Page:
     """The page in one browser.
 
-    Workers send their figures with their heartbeats, and the client sends those of the job.
+    Workers send their figures with their heartbeats, and the client sends those of the job. From top to bottom:
+
+    - `_cards`: the job's progress, as numbers
+    - `_chart`: the articles per second of all workers, from `_seen` (time, rate)
+    - `_gantt`: a row for each worker, with the activities of the last minute (`_bars`) and of this moment (`_now`).
+      `_until` has the time to which each worker's figures are drawn.
+    - `_legend`: the colors of the activities
+    - `_scores`: the rows of each label, by score
     """
 
     def __init__(self, scheduler: Scheduler) -> None:

@@ -142,7 +142,7 @@ def _gpus(gpus: dict[str, dict[str, Any] | None], workers: dict[str, dict[str, A
 def _kernels(client: Client, device: str) -> Finding:
     try:
         _, backend = start_engines(client, load_model("ag-news"), device, "auto")
-    except Exception as error:  # if a worker imports another `broadsheet`, Dask raises the error
+    except Exception as error:  # of any kind: Dask raises here what a worker with another `broadsheet` raises
         return Finding("kernels", FAILURE, str(error), "see the logs of the workers")
     return Finding("kernels", OK, str(backend))
 
@@ -185,9 +185,11 @@ def _far_apart(addresses: list[str]) -> tuple[str, str]:
 
 
 def _transfer(client: Client, source: str, target: str, device: bool) -> float:
+    """Return the seconds that it takes to send an array from the worker `source` to the worker `target`."""
     # Send copies, which pickle cannot refer to by name: a worker may have a different `cluster`.
     make_bytes, size_of = cloudpickle.loads(cloudpickle.dumps((probes.make_bytes, probes.size_of)))
     array = client.submit(make_bytes, _TRANSFER_BYTES, device, workers=[source], pure=False)
+    # The first task on the target only takes the function there before the clock runs; that it fails does not matter.
     wait([array, client.submit(size_of, b"", workers=[target], pure=False)])
     began = time.perf_counter()
     client.submit(size_of, array, workers=[target], pure=False).result(timeout=60)

@@ -32,9 +32,9 @@ class SharedGpus(LocalCUDACluster):
 
 
 def can_be_shared(gpus: int) -> bool:
-    """Return whether two workers fit on each of this machine's GPUs.
+    """Return whether two workers fit on each of this machine's GPUs, whose number is `gpus`.
 
-    They do if there are cores and memory for both, and the driver lets several processes use a GPU. gpus: their number.
+    They do if there are cores and memory for both, and the driver lets several processes use a GPU.
     """
     if available_cores() < WORKERS_ON_A_GPU * _CORES_OF_A_WORKER * gpus:
         return False

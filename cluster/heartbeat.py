@@ -49,9 +49,9 @@ class QuietEnd(WorkerPlugin):
     name = "broadsheet-quiet-end"
 
     def setup(self, worker: Worker) -> None:
-        logging.getLogger("tornado.application").addFilter(_is_no_last_one)  # a second call adds it no second time
+        logging.getLogger("tornado.application").addFilter(_is_not_of_closed_pool)  # a logger holds each filter once
 
 
-def _is_no_last_one(record: logging.LogRecord) -> bool:
+def _is_not_of_closed_pool(record: logging.LogRecord) -> bool:
     error = record.exc_info[1] if record.exc_info else None
     return not (isinstance(error, RuntimeError) and str(error) == "ConnectionPool is closed")

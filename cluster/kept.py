@@ -67,7 +67,7 @@ class Kept:
                 self._busy.release()
 
     def close(self) -> None:
-        """Close the cluster at the end of the job that uses it."""
+        """Close the cluster: at once, or at the end of the job that uses it."""
         self._stays_open = False
         if self._busy.acquire(blocking=False):
             try:

@@ -48,6 +48,8 @@ _QUIETLY: dict[str, Any] = {
     "scheduler_kwargs": WITHOUT_DASHBOARD,
     "silence_logs": logging.CRITICAL,
 }
+"""The arguments of all clusters of this file: no port that another job may have, no dashboard yet, and no log."""
+
 _TLS_FOLDER = "tls"
 
 
@@ -84,7 +86,7 @@ def cluster_here() -> Iterator[Client]:
 
 @contextmanager
 def worker_here(set_as_default: bool = True) -> Iterator[Client]:
-    """Start one worker in this process after `configured`. With `set_as_default`, all of Dask's work runs there too."""
+    """Start one worker in this process, in a block of `configured`. With `set_as_default`, all Dask work uses it."""
     need_open_files(0)
     options = {"n_workers": 1, "processes": False, "worker_class": _WorkerHere, "protocol": "inproc"}
     with scratch_folder() as folder, _open(LocalCluster, options, folder, nullcontext(), set_as_default) as client:

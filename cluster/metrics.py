@@ -31,7 +31,10 @@ _registered: dict[str, _Collector] = {}
 
 
 class _Collector:
-    """Computes the figures at each request of Prometheus's registry. A later server of this process replaces it."""
+    """Computes the figures at each request of Prometheus's registry.
+
+    The registry takes a name only once. So a later server of this process replaces `collect` of the same collector.
+    """
 
     def __init__(self, collect: Callable[[], Iterable[Metric]]) -> None:
         self.collect = collect

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import resource
 
-from ..pipeline.errors import UsageError
+from ..pipeline.errors import UsageError, counted
 
 _OF_A_JOB, _OF_A_WORKER = 32, 16  # for the client with the scheduler, and for each worker; measured: 20 and 15
 _OF_A_GPU_WORKER = 96  # its own files, CUDA's, and those of readers; measured: 64 are too few
@@ -22,10 +22,11 @@ def need_open_files(worker_processes: int, on_gpus: bool = False) -> None:
         return
     limit = _ENOUGH if hard == resource.RLIM_INFINITY else min(hard, _ENOUGH)
     if limit < needed:
+        workers = counted(worker_processes or 1, "worker")
         fewer = ", or give a smaller --workers" if worker_processes > 1 else ""
         raise UsageError(
-            f"a cluster of {worker_processes or 1} workers on this machine needs {needed} open files, and the limit is "
-            f"{limit}: raise it with `ulimit -n {needed}` (as root, or in /etc/security/limits.conf){fewer}"
+            f"a cluster of {workers} on this machine needs {needed} open files, and the limit is {limit}: raise it "
+            f"with `ulimit -n {needed}` (as root, or in /etc/security/limits.conf){fewer}"
         )
     if soft < limit:
         resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))

@@ -91,7 +91,7 @@ class EnginePlugin(WorkerPlugin):
         if is_cuda and self._read_in_processes is not None:
             read_for_a_gpu(self._share, self._read_in_processes)
 
-        here = None if self._model else _HERE[self.key]
+        here = None if self._model else _HERE[self.key]  # a plugin without bytes is for the worker in this process
 
         def load() -> Engine:
             began = time.perf_counter()
@@ -114,7 +114,7 @@ def _name_of(key: str) -> str:
 
 
 def read_for_a_gpu(workers_per_host: int, read_in_processes: Callable[[int], None]) -> None:
-    """Start reader processes, one for each core of the worker's share but one in eight, which the worker needs."""
+    """Start reader processes, on seven in eight cores of the worker's share. The worker itself needs the others."""
     sys.setswitchinterval(SWITCH_SECONDS)
     cores = share_of_cores(workers_per_host)
     read_in_processes(min(cores - cores // 8, THREADS_PER_WORKER))
@@ -237,7 +237,10 @@ def _wait_for_engines(client: Client, key: str) -> dict[str, Backend | None]:
 
 
 def _all_lost(limit: int) -> str:
-    """Return a message for workers that were all lost while they loaded the engine. limit: the lowest memory limit."""
+    """Return a message for workers that were all lost while they loaded the engine.
+
+    limit: the lowest memory limit of a worker, in bytes.
+    """
     return (
         "all workers were lost while they loaded the model; their logs say why. Dask restarts a worker that exceeds "
         f"its memory limit, and the lowest limit here is {limit >> 20:,} MiB: start workers with a higher limit"
@@ -245,7 +248,10 @@ def _all_lost(limit: int) -> str:
 
 
 def _noted(key: str, dask_scheduler: Scheduler) -> dict[str, Backend | None]:
-    """Return the backends by worker that an earlier job noted, so that workers need not be asked again; else None."""
+    """Return the backend that an earlier job noted for each worker, so that workers need not be asked again.
+
+    It is None for a worker without a note.
+    """
     known = dask_scheduler.task_metadata.get(NAME, {}).get(key, {})
     backends = known if _name_of(key) in dask_scheduler.worker_plugins else {}
     return {ws.address: backends.get(ws.server_id) for ws in dask_scheduler.workers.values()}

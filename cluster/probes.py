@@ -1,7 +1,7 @@
 """Functions that the doctor runs on workers and the scheduler.
 
-They are pickled by value, and import only packages that every Dask process has. So they also run, and report it, where
-`broadsheet` is another package of that name.
+They are pickled by value, and import only packages that every Dask process has. So they also run in a process that
+imports another package named `broadsheet`, and report that it does.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ def about_process() -> dict[str, Any]:
         except PackageNotFoundError:
             versions[name] = "absent"
     spec = importlib.util.find_spec("broadsheet")
-    folder, digest = (Path(spec.origin).parent if spec is not None and spec.origin else Path("nowhere")), sha256()
+    folder = Path(spec.origin).parent if spec is not None and spec.origin else Path("nowhere")
+    digest = sha256()
     for place in (folder, folder / "pipeline", folder / "cluster"):  # in a checkout, the last two are links
         for file in sorted(place.rglob("*.py")):
             digest.update(file.relative_to(folder).as_posix().encode() + b"\0" + file.read_bytes())

@@ -27,8 +27,9 @@ def check_protocol(requested: str, tls: bool | None) -> None:
 
 
 def choose(requested: str, hosts: int, tls: bool | None = None) -> tuple[str, str]:
-    """Choose the protocol. Return its name in Dask ("tcp", "tls", "ucx"), and a line with the reason and UCX's
-    transports.
+    """Choose the protocol. Return its name in Dask ("tcp", "tls", "ucx") and a line for the user.
+
+    The line has the reason and, for UCX, the transports.
 
     `hosts` is the number of machines with workers. If `tls` is None, TLS is chosen unless UCX is requested, which has
     no TLS.

@@ -184,7 +184,8 @@ def forked() -> Iterator[None]:
         yield
         return
     with with_settings({_METHOD: "forkserver"}):
-        with hidden("pandas"):  # Dask imports every package that it can use, once
+        # At its first call, this function imports every package that Dask can use. Workers need no pandas.
+        with hidden("pandas"):
             get_mp_context()
         yield
 

@@ -221,7 +221,7 @@ def broadsheet_here(broadsheet_in_process: Command) -> CommandHere:
     """A function that runs the command in this process, and returns its exit code and all that it printed."""
 
     def run(*arguments: object) -> tuple[int, str]:
-        done = broadsheet_in_process(*arguments)
-        return done.returncode, done.stdout + done.stderr
+        completed = broadsheet_in_process(*arguments)
+        return completed.returncode, completed.stdout + completed.stderr
 
     return run

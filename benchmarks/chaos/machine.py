@@ -59,9 +59,9 @@ def missing(kind: Kind, cluster: str = "local") -> str | None:
     cluster: the kind of cluster that the job starts, "local" or "cuda".
     """
     if cluster == "cuda" and kind in (processes.lose_the_scheduler, processes.lose_a_node):
-        return "its cluster is of CPU workers"
+        return "the cluster that it starts has only CPU workers"
     if cluster != "cuda" and kind is processes.kill_in_a_block:
-        return "a GPU finds the records"
+        return "it needs a GPU that finds the records: --cluster cuda"
     if kind in (files.fill_the_disk, files.make_the_disk_read_only) and not _can_mount():
         return "mounting a small disk needs root"
     if kind is set_the_clock and shutil.which("cc") is None:

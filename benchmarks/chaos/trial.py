@@ -192,7 +192,7 @@ class Trial:
             if run.process.poll() is not None:
                 return False
             if time.monotonic() > deadline:
-                raise Hung("not so far before")
+                raise Hung(f"the moment of the disturbance did not come within {SECONDS} s")
             time.sleep(0.01)
         return True
 

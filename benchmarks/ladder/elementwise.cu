@@ -1,8 +1,8 @@
-// What the product fuses into its products, each step a kernel of its own: bias, layer norm, ReLU, max pool; and the
-// zeros of the text frame.
+// The steps that Broadsheet fuses into its matrix products, here each as a kernel of its own: bias, layer norm, ReLU
+// and max pool; and the zeros of the text frame.
 //
-// Every kernel reads and writes whole activations in device memory, eight channels a thread, and does almost nothing in
-// between: that traffic is what fusion saves. Bias, norm and ReLU work in place, which is kind to the slow variant.
+// Every kernel reads and writes whole activations in device memory, eight channels a thread, and computes little:
+// fusion saves this traffic. Bias, norm and ReLU work in place, which favours the slow variant.
 #include "common/reduce.cuh"
 #include "common/types.cuh"
 
@@ -68,7 +68,7 @@ __global__ void __launch_bounds__(THREADS)
 }
 
 // values [articles, pitch, CHANNELS], normalised over the first `rows` of an article, in place; gamma, beta [rows,
-// CHANNELS]. One block an article: the passes of common/norm_relu_pool.cu without what follows them there.
+// CHANNELS]. Each article has a block, which makes the passes of common/norm_relu_pool.cu, without its ReLU and pool.
 template <typename T, int CHANNELS, int WARPS>
 __global__ void __launch_bounds__(WARPS* WARP)
     layer_norm(T* values, const T* gamma, const T* beta, int rows, int pitch, float epsilon) {

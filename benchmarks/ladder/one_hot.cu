@@ -1,9 +1,10 @@
-// One-hot input: made of ids on the GPU for a dense block 1, and read back into ids where it comes over the bus.
+// One-hot input: `one_hot` makes it from ids, for a dense block 1. `columns_to_ids` converts input that comes one-hot
+// from the host to ids.
 #include "common/types.cuh"
 
-// ids [articles, pitch], of which `length` are read; output [articles, length, CHANNELS], channel c of a position 1 where
-// its id is c. An id from `symbols` on is no symbol: a position without one is all zeros, and so are the channels that
-// fill up to CHANNELS. vectors: pieces of eight channels of the output.
+// ids [articles, pitch], the first `length` of each article are read; output [articles, length, CHANNELS]. Channel c of
+// a position is 1 if its id is c, and 0 otherwise. Ids from `symbols` on are no symbols, and their positions have zeros
+// in all channels. Channels from `symbols` on only pad to CHANNELS. vectors: the number of pieces of eight channels.
 template <typename T, int CHANNELS, int THREADS>
 __global__ void __launch_bounds__(THREADS)
     one_hot(const uint8* ids, int pitch, int length, int symbols, int64 vectors, T* output) {
@@ -19,8 +20,9 @@ __global__ void __launch_bounds__(THREADS)
     store8(output + i * 8, value);
 }
 
-// columns fp32 [articles, symbols, length], one-hot or zero; ids [articles, pitch]. A zero column becomes padding, for
-// block 1's table has zeros for it as for a character outside the alphabet. Grid: (pitch / THREADS, articles).
+// columns fp32 [articles, symbols, length], one-hot or zero; ids [articles, pitch]. A zero column, of padding or of a
+// character outside the alphabet, becomes padding: block 1's table has zeros for both.
+// Grid: (pitch / THREADS, articles).
 template <int THREADS>
 __global__ void __launch_bounds__(THREADS)
     columns_to_ids(const float* columns, int symbols, int length, int pitch, uint8* ids) {

@@ -1,6 +1,7 @@
 // The transposition of many matrices: from channels-last to channels-first and back.
 //
-// A block turns a tile of SIDE x SIDE around in shared memory, so that it reads and writes whole pieces of rows.
+// A block transposes a tile of SIDE x SIDE in shared memory, so that it reads and writes whole pieces of rows. The
+// tile's additional column puts the elements of a column into different banks.
 #include "common/types.cuh"
 
 // input [matrices, rows, columns]; output [matrices, columns, rows]. Grid: (columns / SIDE, rows / SIDE, matrices).

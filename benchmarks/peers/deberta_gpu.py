@@ -2,11 +2,11 @@
 
     python -m benchmarks.peers.deberta_gpu --articles-csv train.csv --output FILE
 
-Weights are random, of the shapes of microsoft/deberta-v3-base and gte-base-en-v1.5, which cost the same. A vocabulary
-of 30,000 tokens is learned from the articles first: a Unigram as DeBERTa-v3 and multilingual `gte` have it, which
-`tokenizers` reads, or a WordPiece as English `gte` has it, which our kernels read. All else is as in `modernbert_gpu`:
-PyTorch's forward in fp16, of transformers, as it is and by torch.compile. DeBERTa has no fused attention there; `gte`
-needs transformers 5.24.
+Weights are random, with the shapes of microsoft/deberta-v3-base and gte-base-en-v1.5; they take as long as trained
+ones. A tokenizer of 30,000 tokens is learned from the articles first: a Unigram, the kind of DeBERTa-v3 and of
+multilingual `gte`, which `tokenizers` computes, or a WordPiece, the kind of English `gte`, which our kernels compute.
+All else is as in `modernbert_gpu`: the forward pass of transformers in fp16, as it is and with torch.compile.
+transformers has no fused attention for DeBERTa, and has `gte` from version 5.24 on.
 """
 
 from __future__ import annotations
@@ -172,7 +172,7 @@ def main() -> None:
         tokenizer = learned(articles)
         encoder, module = drawn(tokenizer, max(lengths), forward is gte), forward()
         for length in lengths:
-            a_token = 2 * LAYERS * (weights + products * WIDTH * length)
+            a_token = 2 * LAYERS * (weights + products * WIDTH * length)  # FLOP: a product and a sum count as two
             rows.append(row_of(name, encoder, tokenizer, module, articles, length, a_token))
             write({"about": place, "rows": rows}, options.output)
         del encoder, module

@@ -2,9 +2,10 @@
 
     python -m benchmarks.peers.encoders_gpu --encoder DIR --articles-csv train.csv --output FILE
 
-DIR gives the vocabulary; weights are random, of the shapes of MiniLM and BERT-base, which cost the same.
-PyTorch's forward in fp16 takes texts sorted by length, in padded batches, with its fused attention, from tokens that
-are there already ("forward"), and from texts by the threads of `tokenizers` first, as its users run it ("both").
+The vocabulary is that of DIR. Weights are random, with the shapes of MiniLM, e5-small and BERT-base; they take as long
+as trained ones. PyTorch's forward pass in fp16 gets texts sorted by length, in padded batches, and uses its fused
+attention. It is measured from tokens on the GPU ("forward"), and as its users run it, from texts that the threads of
+`tokenizers` split into tokens first ("both").
 """
 
 from __future__ import annotations
@@ -30,11 +31,13 @@ from broadsheet.pipeline.model import encoder_file
 from broadsheet.pipeline.model.encoder import Encoder
 
 SHAPES = {"MiniLM": (6, 384, 12, 1536), "e5-small": (12, 384, 12, 1536), "BERT-base": (12, 768, 12, 3072)}
+"""Layers, width, heads, and values between the two products of a layer."""
+
 BATCH_TOKENS, JOINED, REPEATS = 1 << 16, 16, 3
 
 
 def of_shape(read: Encoder, shape: tuple[int, int, int, int]) -> Encoder:
-    """An encoder with random weights, with 512 tokens of a text. shape: layers, width, heads, values between."""
+    """Return an encoder with random weights, which reads 512 tokens of a text. shape: as in SHAPES."""
     rng = np.random.default_rng(0)
     layers, width, heads, inner = shape
 
@@ -54,7 +57,7 @@ def of_shape(read: Encoder, shape: tuple[int, int, int, int]) -> Encoder:
 
 
 class Forward:
-    """PyTorch's: of token ids, each text's vector."""
+    """PyTorch's forward pass, from token ids to a vector for each text."""
 
     def __init__(self, encoder: Encoder) -> None:
         self.heads, self.layers = encoder.settings.heads, encoder.settings.layers
@@ -64,25 +67,25 @@ class Forward:
         }
 
     def batches(self, tokens: list[list[int]]) -> list[tuple[torch.Tensor, torch.Tensor | None]]:
-        """Token ids, padded, and which of them there are, or None for all, on the GPU."""
+        """Return batches on the GPU: padded token ids, [texts, tokens], and a mask of real tokens; None if all are."""
         ordered, first, out = sorted(tokens, key=len), 0, []
         while first < len(ordered):
             longest = len(ordered[min(first + 1024, len(ordered) - 1)])
             some = ordered[first : first + max(8, BATCH_TOKENS // longest)]
             ids, sizes = np.zeros((len(some), len(some[-1])), np.int64), np.array([*map(len, some)])
-            there = np.arange(ids.shape[1]) < sizes[:, None]
-            ids[there] = np.concatenate(some)
-            mask = None if there.all() else torch.from_numpy(there[:, None, None]).cuda()
+            is_token = np.arange(ids.shape[1]) < sizes[:, None]
+            ids[is_token] = np.concatenate(some)
+            mask = None if is_token.all() else torch.from_numpy(is_token[:, None, None]).cuda()
             out.append((torch.from_numpy(ids).cuda(), mask))
             first += len(some)
         return out
 
     def __call__(self, batches: list[tuple[torch.Tensor, torch.Tensor | None]]) -> None:
-        for ids, there in batches:
-            self._batch(ids, there)
+        for ids, mask in batches:
+            self._batch(ids, mask)
         torch.cuda.synchronize()
 
-    def _batch(self, ids: torch.Tensor, there: torch.Tensor | None) -> None:
+    def _batch(self, ids: torch.Tensor, mask: torch.Tensor | None) -> None:
         weights, (texts, most) = self.weights, ids.shape
 
         def linear(x: torch.Tensor, name: str) -> torch.Tensor:
@@ -94,13 +97,14 @@ class Forward:
         x = norm(weights["embedding"][ids] + weights["places"][:most], "norm")
         for layer in range(self.layers):
             three = linear(x, f"{layer}.queries").view(texts, most, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
-            mixed = F.scaled_dot_product_attention(*three, attn_mask=there).transpose(1, 2).reshape(x.shape)
+            mixed = F.scaled_dot_product_attention(*three, attn_mask=mask).transpose(1, 2).reshape(x.shape)
             x = norm(x + linear(mixed, f"{layer}.mix"), f"{layer}.norm1")
             x = norm(x + linear(F.gelu(linear(x, f"{layer}.inner")), f"{layer}.outer"), f"{layer}.norm2")
         x.mean(1)
 
 
 def both(forward: Forward, tokenizer: Tokenizer, texts: list[str]) -> None:
+    """Split texts into tokens, and compute their vectors."""
     forward(forward.batches([one.ids for one in tokenizer.encode_batch(texts)]))
 
 
@@ -135,6 +139,7 @@ def main() -> None:
                         turns[way].append(perf_counter() - began)
                 seconds = {way: median(own[1:]) for way, own in turns.items()}
                 length = sum(map(len, tokens)) / len(texts)
+                # FLOP of a token: in each layer four products of width², two of width by inner, and attention.
                 a_token = shape[0] * (8 * shape[1] ** 2 + 4 * shape[1] * shape[3] + 4 * shape[1] * length)
                 tflop = len(texts) * length * a_token / 1e12
                 rows.append(

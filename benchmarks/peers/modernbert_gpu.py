@@ -2,11 +2,12 @@
 
     python -m benchmarks.peers.modernbert_gpu --articles-csv train.csv --output FILE
 
-Weights are random, of the shapes of ModernBERT-base and ModernBERT-large, which cost the same. Texts are articles,
-joined and cut to one number of tokens; a byte-level BPE of 50,000 tokens is learned from the articles first.
-PyTorch's forward in fp16 is transformers' own with its fused attention, of batches of 65,536 tokens without padding: as
-it is ("eager") and by torch.compile ("compiled"), from tokens that are there already; and the faster of the two from
-texts by the threads of `tokenizers` first, as its users run it ("both").
+Weights are random, with the shapes of ModernBERT-base and ModernBERT-large; they take as long as trained ones. Texts
+are articles, joined and cut to one number of tokens. A byte-level BPE of 50,000 tokens is learned from the articles
+first. PyTorch's forward pass in fp16 is that of transformers, with its fused attention, in batches of 65,536 tokens
+without padding. It is measured from token ids, as it is ("eager") and with torch.compile ("compiled"). The faster of
+the two is also measured as its users run it, from texts that the threads of `tokenizers` split into tokens first
+("both").
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ ENTRIES = 50_000
 
 
 def learned(articles: list[str]) -> Tokenizer:
-    """A byte-level BPE, as ModernBERT's."""
+    """Train a byte-level BPE, the kind of ModernBERT, on articles."""
     made = Tokenizer(models.BPE())
     made.pre_tokenizer, made.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
     alphabet, special = pre_tokenizers.ByteLevel.alphabet(), ["[CLS]", "[SEP]"]
@@ -56,7 +57,7 @@ def learned(articles: list[str]) -> Tokenizer:
 
 
 def of_shape(tokenizer: Tokenizer, shape: tuple[int, int, int, int]) -> Encoder:
-    """A classifier with random weights. shape: as in SHAPES."""
+    """Return our classifier with random weights. shape: as in SHAPES."""
     rng = np.random.default_rng(0)
     layers, width, heads, inner = shape
 
@@ -85,7 +86,7 @@ def of_shape(tokenizer: Tokenizer, shape: tuple[int, int, int, int]) -> Encoder:
 
 
 def forward_of(shape: tuple[int, int, int, int]) -> Any:
-    """The classifier of transformers, with random weights. shape: as in SHAPES."""
+    """Return the classifier of transformers with random weights. shape: as in SHAPES."""
     layers, width, heads, inner = shape
     config = transformers.ModernBertConfig(
         vocab_size=ENTRIES, num_hidden_layers=layers, hidden_size=width, num_attention_heads=heads,
@@ -96,7 +97,7 @@ def forward_of(shape: tuple[int, int, int, int]) -> Any:
 
 
 def texts_of(articles: list[str], tokenizer: Tokenizer, length: int) -> list[str]:
-    """Texts of a little more than `length` tokens, TOKENS of them in all."""
+    """Return texts of a little more than `length` tokens each. Cut to `length`, they have about TOKENS in all."""
     rng = random.Random(0)
     joined = [" ".join(rng.choices(articles, k=2 + length // 25)) for _ in range(TOKENS // length)]
     tokenizer.no_truncation()
@@ -106,7 +107,7 @@ def texts_of(articles: list[str], tokenizer: Tokenizer, length: int) -> list[str
 
 
 def run(forward: Callable[..., Any], ids: np.ndarray) -> None:
-    """All texts of one number of tokens through PyTorch's forward, in batches. ids: int64 [texts, tokens]."""
+    """Compute texts of equal length with PyTorch, in batches, and wait for the end. ids: int64 [texts, tokens]."""
     step = BATCH_TOKENS // ids.shape[1]
     for first in range(0, len(ids), step):
         forward(input_ids=torch.from_numpy(ids[first : first + step]).cuda())
@@ -114,6 +115,7 @@ def run(forward: Callable[..., Any], ids: np.ndarray) -> None:
 
 
 def both(forward: Callable[..., Any], tokenizer: Tokenizer, texts: list[str]) -> None:
+    """Split texts into tokens, and compute them with PyTorch."""
     run(forward, np.array([one.ids for one in tokenizer.encode_batch(texts)], np.int64))
 
 
@@ -205,6 +207,8 @@ def main() -> None:
         layers, width, _, inner = shape = SHAPES[name]
         encoder, module = of_shape(tokenizer, shape), forward_of(shape)
         for length in LENGTHS:
+            # FLOP of a token: in each layer four products of width² and three of width by inner, and attention to the
+            # tokens within the layer's window (`near` in all layers together).
             near = sum(min(length, 2 * (one.window or length) + 1) for one in encoder.settings.rotary)
             a_token = layers * (8 * width**2 + 6 * width * inner) + 4 * width * near
             rows.append(row_of(name, encoder, tokenizer, module, articles, length, a_token))

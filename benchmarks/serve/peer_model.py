@@ -1,6 +1,6 @@
 """The model of the peers: Broadsheet's weights in PyTorch.
 
-The smallest of a few frames that holds the longest text of a batch computes it.
+Each batch is computed in the smallest of a few frames that holds its longest text.
 """
 
 from __future__ import annotations

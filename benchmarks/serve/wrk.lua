@@ -1,5 +1,5 @@
--- Requests for wrk: `wrk -s wrk.lua URL -- BODIES` sends lines of the file BODIES, in random order, and prints what came
--- of them as JSON. Whoever is refused asks again a tenth of a second later.
+-- Requests for wrk: `wrk -s wrk.lua URL -- BODIES` sends lines of the file BODIES, in random order, and prints the
+-- results as JSON. After a refusal, a thread of wrk waits a tenth of a second before its next request.
 local requests, wait = {}, 0
 
 function init(arguments)

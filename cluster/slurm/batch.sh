@@ -1,6 +1,7 @@
-# --- The job: classify, which a later run continues where the time limit is too short ---
+# --- The job: `broadsheet classify`. If the time limit is too short, a later run continues it ---
 trap end_cluster EXIT
-echo "to reach the dashboard: ssh -N -L 8787:127.0.0.1:8787 -J LOGIN_NODE $(hostname) (8787: or the port it names)"
+echo "to reach the dashboard: ssh -N -L 8787:127.0.0.1:8787 -J LOGIN_NODE $(hostname)" \
+  "(if its link names another port, put that for 8787)"
 broadsheet classify "${ARGUMENTS[@]}" --scheduler-file "$scheduler_file" &
 client=$!
 
@@ -9,7 +10,8 @@ client=$!
 requeue=0
 stop() {
   kill -USR1 "$client" 2> /dev/null
-  (sleep "$((STOP_BEFORE * 3 / 4))" && kill -TERM "$client") 2> /dev/null & # not waiting for the limit itself
+  # If chunks in flight take too long, end the client while there is time left to requeue the job.
+  (sleep "$((STOP_BEFORE * 3 / 4))" && kill -TERM "$client") 2> /dev/null &
 }
 trap 'requeue=1; stop' USR1
 trap 'graceful=; stop' TERM

@@ -1,8 +1,9 @@
 """Prints lines of shell for the batch scripts: Dask's settings, the protocol, certificates, the dashboard's link.
 
-python -P -m broadsheet.cluster.slurm.prepare ASKED HOSTS TLS FOLDER
+python -P -m broadsheet.cluster.slurm.prepare PROTOCOL HOSTS TLS FOLDER
 
-TLS is 1, 0 or empty. FOLDER is the job's own folder, which is made here.
+PROTOCOL is auto, tcp or ucx. HOSTS is the number of nodes. TLS is 1, 0 or empty (as null in `site.yaml`). FOLDER is
+the job's own folder, which is made here.
 """
 
 from __future__ import annotations

@@ -20,10 +20,12 @@ Positive = Annotated[int, msgspec.Meta(ge=1)]
 NotNegative = Annotated[int, msgspec.Meta(ge=0)]
 
 _WORDS = ("partition", "account", "time", "memory", "interface", "scheduler_interface", "folder")
+"""The keys whose values must be one word, as they become part of a line of the script."""
+
 _WORD = re.compile(r"[\w.,:;@%+=/*^~\[\]()-]+")
 """A value without spaces and quotes: a space would end a directive. Letters of any script are allowed."""
 
-_NULLS = ("", "~", "null", "Null", "NULL")
+_NULLS = ("", "~", "null", "Null", "NULL")  # YAML's spellings of null
 
 
 @dataclass(frozen=True)
@@ -137,7 +139,10 @@ def load_site(file: Path | None = None) -> Site:
 
 
 def _read(file: Path) -> dict[str, Any]:
-    """Return the keys and values of a file, all as text: YAML would read the time 04:00:00 as a number, of minutes."""
+    """Return the keys and values of a file, all as text.
+
+    YAML would read the time 12:00:00 as the number 43200, and Slurm takes such a number as minutes.
+    """
     try:
         settings = yaml.load(file.read_text("utf-8"), yaml.BaseLoader) or {}
     except (OSError, ValueError, yaml.YAMLError, RecursionError) as error:

@@ -69,7 +69,7 @@ def _directives(site: Site, nodes: int) -> list[str]:
 
 def _settings(site: Site, arguments: Sequence[str] | None) -> list[str]:
     lines = [
-        f"umask {_umask():04o}",  # the log has a different umask
+        f"umask {_umask():04o}",  # the job inherits that of sbatch, which `submit` sets for the log
         f"FOLDER={shlex.quote(str(site.shared_folder))}/$SLURM_JOB_ID",
         f"INTERFACE={shlex.quote(site.interface or '')}",
         f"PROTOCOL={site.protocol}",
@@ -79,7 +79,7 @@ def _settings(site: Site, arguments: Sequence[str] | None) -> list[str]:
         f"STOP_BEFORE={site.stop_before}",
     ]
     if arguments is not None:
-        continued = [] if "--update" in arguments else ["--resume"]  # the next run uses it, after a time limit
+        continued = [] if "--update" in arguments else ["--resume"]  # for the run after a requeue
         lines.append(f"ARGUMENTS=({shlex.join([*arguments, *continued])})")
     if site.setup is None:
         return [*lines, f"export PATH={shlex.quote(str(Path(sys.executable).parent))}:$PATH"]
@@ -87,6 +87,7 @@ def _settings(site: Site, arguments: Sequence[str] | None) -> list[str]:
 
 
 def _umask() -> int:
+    """Return this process's umask. The system has no call that only reads it."""
     umask = os.umask(0o077)
     os.umask(umask)
     return umask

@@ -30,6 +30,8 @@ MOMENTS = (
 """The moments of each device, in seconds since the job began. Some are negative if a cluster had the model already."""
 
 BUSY_ENOUGH = 0.8
+"""A device with at least this busy share is what the job was bound by."""
+
 CAUSES = ("store", "transfer", "hand-over", "ingest", "reader", "writer", "imbalance")
 """The causes for which a device waits."""
 
@@ -49,6 +51,7 @@ NEAR = 0.5
 _SHORT_SECONDS = 20e-6
 _LOW_OCCUPANCY = 0.25
 _MUCH_WASTE = 0.2
+"""The limits beyond which `_latency_reason` gives the time, the occupancy or the waste of a kernel as the reason."""
 
 
 MUCH_ASKED = 0.25
@@ -255,7 +258,7 @@ def _shares(spans: list[Span], elsewhere: list[Span], begin: float, end: float) 
     # Cut the time wherever a span begins or ends, and find the spans that are active between the cuts.
     by_name: dict[str, list[Span]] = defaultdict(list)
     for span in [*spans, *elsewhere]:
-        if not (span.lane == "wait" and span.device):  # leave out an engine that waits for its own device
+        if not (span.lane == "wait" and span.device):  # omit the waits of an engine for its own device, which computes
             by_name[span.name if span.name in _NAMED else span.lane].append(span)
     by_name["compute"] = by_name["compute"] or by_name["infer"]
     bounds = [moment for some in by_name.values() for one in some for moment in (one.start, one.end)]

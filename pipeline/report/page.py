@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 _BY_VALUE = re.compile("<!-- by value -->.*?<!-- end of by value -->", re.DOTALL)
 _MOST_CLASSES = 30
-_QUARANTINED = 10
+_MOST_QUARANTINED = 10
 _CAUSE_COLORS = {
     "compute": plots.COLORS["compute"],
     "store": plots.COLORS["store"],
@@ -53,9 +53,10 @@ _CAUSE_COLORS = {
 }
 
 _OF_GPUS = ("transfer", "ingest")
+"""The causes that only a GPU can have."""
 
 _MOST_MATRIX = 12  # classes
-_MOST_KEPT = 8
+_MOST_LABELS = 8  # in the table of thresholds
 _LAST_BIN = 0.99  # the last of SCORES, which the histogram adds to the bin before it, as its bins have one width
 _LENGTHS = [f"{a:,}" if b == a + 1 else f"{a:,} to {b - 1:,}" for a, b in pairwise(LENGTHS)]
 _LENGTHS += [f"{LENGTHS[-1]:,} and more"]
@@ -137,10 +138,10 @@ def _content(report: JobReport) -> dict[str, Any]:
         "labels": _labels(report),
         "most_classes": _MOST_CLASSES,
         "lengths": _bars(_LENGTHS, report.tally.lengths),
-        "scores": [(model, _histogram(model.bins), _kept(model)) for model in report.models if model.bins],
+        "scores": [(model, _histogram(model.bins), _by_threshold(model)) for model in report.models if model.bins],
         "samples": _samples(report),
         "gpu": gpu,
-        "quarantined": reasons(report.results.first_quarantined(LOOKED_AT))[:_QUARANTINED],
+        "quarantined": reasons(report.results.first_quarantined(LOOKED_AT))[:_MOST_QUARANTINED],
         "moments": MOMENTS,
         "device_name": device_name,
         "causes": {name: color for name, color in _CAUSE_COLORS.items() if gpu or name not in _OF_GPUS},
@@ -201,12 +202,12 @@ def _bars(names: Sequence[str], rows: Sequence[int]) -> list[Bar]:
     ]
 
 
-def _kept(model: ModelFigures) -> tuple[list[str], list[tuple[float, int, list[float]]]]:
+def _by_threshold(model: ModelFigures) -> tuple[list[str], list[tuple[float, int, list[float]]]]:
     """Return the most frequent labels, and what each threshold keeps.
 
     A threshold has the number of labels that it keeps, and the kept shares of all labels and of each frequent label.
     """
-    labels = [name for name, _ in model.labels.most_common(_MOST_KEPT)]
+    labels = [name for name, _ in model.labels.most_common(_MOST_LABELS)]
     counts = [model.bins, *((model.scores or {})[name] for name in labels)]
     shares = [[n / sum(bins) for n in rows_above(bins)] for bins in counts]
     return labels, list(zip(THRESHOLDS, rows_above(model.bins), map(list, zip(*shares, strict=True)), strict=True))

@@ -144,12 +144,16 @@ class Reach:
         self._rows_known = rows_known
         self._bytes = dict(range_bytes or {})
         self.bytes_known = sum(self._bytes.values())
+        # The rows of each chunk that is committed but not returned, and of each that is computed but not committed.
         self._noted: dict[str, int] = {}
         self._computing: dict[str, int] = {}
+        # By range: its committed rows, all its rows if it has ended, and the bytes read of it if it has not.
         self._rows: Counter[int] = Counter()
         self._ends: dict[int, int] = {}
-        self._open_rows = self._ended_rows = self._ended_bytes = 0
         self._stored: dict[int, int] = {}
+        # Sums: the committed rows of ranges that have not ended, and all rows and bytes of those that have.
+        self._open_rows = self._ended_rows = self._ended_bytes = 0
+        # The bytes of the committed rows of ranges that have ended.
         self._done_bytes = 0.0
 
     @property
@@ -214,9 +218,9 @@ class Reach:
     def bytes(self) -> int:
         """About how many bytes are finished."""
         of_row = self._ended_bytes / self._ended_rows if self._ended_rows else 0.0
-        rows = self._open_rows - sum(self._rows[number] for number in self._stored)
+        estimated = self._open_rows - sum(self._rows[number] for number in self._stored)  # rows of unknown bytes
         computing = sum(self._bytes_of_row(_range_of(chunk), of_row) * rows for chunk, rows in self._computing.items())
-        finished = self._done_bytes + sum(self._stored.values()) + of_row * rows
+        finished = self._done_bytes + sum(self._stored.values()) + of_row * estimated
         return min(round(finished + computing), self.bytes_known)
 
     def _bytes_of_row(self, number: int, otherwise: float) -> float:

@@ -44,7 +44,7 @@ _BODIES_HELD = 8
 
 _LATE_SHARE = 0.3
 """A share of the target. A busy process refuses a request that it reads later than this after its arrival, before it
-does anything for it: more requests arrive than the process can read, and the answer would be as late again.
+does anything for it: more requests arrive than the process can read, and writing the answer would take as long again.
 """
 
 _LOOK_SECONDS = 0.05
@@ -239,7 +239,7 @@ class App:
             seen.model = served.name
             if served.is_number and request.top_k > 1:
                 raise BadRequest(422, f"{served.name} gives a text a number: leave out top_k")
-            if len(request.texts) == 1:
+            if len(request.texts) == 1:  # the main process may have refused another text a moment ago
                 self._main.check_open(served)
             pack = partial(packed_of, request, served.reads)
             packed = pack() if is_small else await asyncio.to_thread(pack)
@@ -253,8 +253,10 @@ class App:
                 continue
 
     async def _body(self, scope: Any, headers: dict[bytes, bytes], receive: Receive, seen: _Seen) -> bytes:
-        """Return the whole body. Raises BadRequest if it is too long, Refused if other bodies hold too much memory, and
-        Gone if the client hangs up.
+        """Return the whole body.
+
+        Raises BadRequest if it is too long, Refused if other bodies hold too much memory, and Gone if the client hangs
+        up.
         """
         limit = self._settings.max_body_bytes
         too_long = f"the body is longer than {limit:,} bytes"
@@ -302,7 +304,7 @@ class App:
         """Return the name of the model in the path. Raises BadRequest if there is no such model."""
         name: str = request.path_params["name"]
         if name not in self._main.models:
-            raise BadRequest(404, f"there is no model {name!r} here")
+            raise BadRequest(404, f"there is no model {name!r} here; there is {', '.join(self._main.models)}")
         return name
 
     async def _models(self) -> dict[str, ModelAbout]:
@@ -329,7 +331,7 @@ class App:
     def _check_admin(self, headers: dict[bytes, bytes]) -> None:
         token = self._settings.admin_token
         if token is None:
-            raise BadRequest(403, "this server was started without an admin token: send it SIGHUP")
+            raise BadRequest(403, "this server was started without --admin-token-file: send SIGHUP to its process")
         if not _shows(headers, token):
             raise BadRequest(401, "show the admin token: Authorization: Bearer TOKEN")
 

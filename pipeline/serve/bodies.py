@@ -40,7 +40,7 @@ _JSON, _ARROW = JSON.encode(), ARROW.encode()
 MOST_LABELS = CLASSES[1]
 
 _TOP_K = "Number of most probable classes to return"
-_COMPRESSED = "its buffers are compressed: write the stream without compression"
+_COMPRESSED = "the stream's buffers are compressed: write it without compression"
 
 
 class BadRequest(Exception):
@@ -293,7 +293,8 @@ def _column(body: bytes, most_texts: int) -> pa.Array:
         count += len(column)
         check_count(count, most_texts)
         if column.null_count:
-            raise BadRequest(422, f"text {count - len(column) + column.is_null().index(True).as_py()} is null")
+            number = count - len(column) + column.is_null().index(True).as_py()
+            raise BadRequest(422, f"text {number} is null: send a string, which may be empty")
         pieces.append(column.cast(pa.large_string()))
     if len(pieces) == 1:
         return pieces[0]
@@ -321,14 +322,14 @@ def _is_compressed(metadata: Any) -> bool:
 
 
 def check_count(count: int, most_texts: int) -> None:
-    """Raises BadRequest for too many texts."""
+    """Raise BadRequest for too many texts."""
     if count > most_texts:
         raise BadRequest(413, f"more than {most_texts:,} texts: send them in several requests")
 
 
 def _check_length(number: int, size: int) -> None:
     if size > LIMITS.field_bytes:
-        raise BadRequest(413, f"text {number} is longer than {LIMITS.field_bytes >> 20} MiB")
+        raise BadRequest(413, f"text {number} is longer than {LIMITS.field_bytes >> 20} MiB: send its beginning")
 
 
 _FEW = 64

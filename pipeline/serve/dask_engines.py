@@ -28,6 +28,7 @@ NAME = "broadsheet-serve"
 _LOAD, _UNLOAD, _CLASSIFY = (f"broadsheet_serve_{name}" for name in ("load", "unload", "classify"))
 _LOOK_EVERY_S = 0.5
 _PATIENCE_S = 60.0
+"""The seconds after which a worker without an answer to a batch counts as lost. A batch takes less than a second."""
 
 
 class ServePlugin(WorkerPlugin):  # type: ignore[misc]
@@ -63,7 +64,7 @@ class ServePlugin(WorkerPlugin):  # type: ignore[misc]
             return to_serialize(error)
         except Exception as error:  # the device's libraries may raise anything
             return to_serialize(BroadsheetError(f"the model cannot be loaded: {type(error).__name__}: {error}"))
-        await self._unload(request.key)  # a server lost the connection to this worker, and is back
+        await self._unload(request.key)  # there is one if the server lost the connection to this worker, and is back
         self._engines[request.key] = engine
         return to_serialize(ready)
 
@@ -184,6 +185,7 @@ class DaskFleet:
 
     async def _look(self) -> None:
         """Give new workers an engine, and forget workers that are gone."""
+        # Find the workers, and forget those that are gone.
         identity = await on_client_loop(self._client, self._client.scheduler.identity(n_workers=-1))
         hosts = {address: about["host"] for address, about in identity["workers"].items()}
         for device in list(self._dispatcher.devices):
@@ -198,6 +200,7 @@ class DaskFleet:
         for name in set(self.states) - known:
             del self.states[name]
             log.error("engine lost", extra={"fields": {"engine": name}})
+        # Start an engine on each worker that has none. If it was ready, the dispatcher has lost it during a batch.
         counts = Counter(hosts.values())
         for address, host in hosts.items():
             if address not in here and address not in self._joining and address not in self._refused:

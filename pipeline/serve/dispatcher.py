@@ -29,7 +29,7 @@ takes longer than expected.
 """
 
 _PATIENCE = 4.0
-"""The deadline of a request of several batches is this many times as far away as it would need alone."""
+"""A request of several batches may take this many times as long as it would need alone, and the target in addition."""
 
 _SURE_SHARE = 0.8
 """The share of a full batch that is counted on if there are several devices, of which none takes all waiting texts. The
@@ -40,7 +40,10 @@ _BACK_SHARE = 0.3
 """The largest share of the target for the way back. A request that took longer to come was delayed on its way."""
 
 _OVERDUE_SHARE = 0.2
+"""The share of the longest batch after which a device is expected to answer if its answer is overdue."""
+
 _BUSY_WINDOW = 10.0
+"""The last seconds, over which `busy_share` is computed."""
 
 
 @dataclass(eq=False)
@@ -166,7 +169,7 @@ class Dispatcher:
             self.devices.remove(device)
         if not self.devices:
             for request in list(self.waiting):
-                self._fail(request, Refused("no engine is ready: they are being started again"))
+                self._fail(request, Refused("no engine is ready: the engines are being started again"))
 
     def _check_backend(self, device: Device) -> None:
         backends = {str(ready.backend): None for other in (*self.devices, device) for ready in other.ready.values()}
@@ -252,17 +255,20 @@ class Dispatcher:
 
     def _admit(self, request: PendingRequest, now: float, back: float) -> None:
         """Set whether a request is larger than a batch, and its deadline. Raises Refused."""
+        # Find the devices, and whether the request fits into one batch of the slowest.
         key, texts, chars = request.key, len(request.texts), request.all_chars
         devices = [device for device in self.devices if key in device.times]
         if not devices:
-            raise Refused("no engine is ready: they are being started")
+            raise Refused("no engine is ready: the engines are being started")
         slowest = devices[0] if len(devices) == 1 else max(devices, key=lambda d: d.times[key].seconds(1, 0))
         request.is_large = not self._is_one_batch(slowest, key, texts, chars)
+        # Refuse the request if the queue is full, unless nothing delays it: then it starts now.
         of_batch = (0, 0) if request.is_large else (texts, chars)
         starts: Callable[[], bool] = lambda: self._all_start(key, *of_batch) and not (request.is_large and self.waiting)
         if self.waiting.texts + texts > self._most_waiting and not starts():
             until = self._next_start(devices, key) if texts <= 1 else 0.0
             raise Refused(f"{self.waiting.texts:,} texts wait already", self._seconds_waiting(slowest), until)
+        # Estimate the seconds that it needs, and choose those that it may take since its arrival (`patience`).
         residuals = sorted(self._residual(device, key, now) for device in devices)
         longest = self._longest(slowest, key)
         if request.is_large:
@@ -275,6 +281,7 @@ class Dispatcher:
             needs = residuals[number] + STRETCH * longest * (rounds + 1)  # later requests may fill its batch
         back = min(back, _BACK_SHARE * self.target)
         request.deadline = request.arrived + patience - back
+        # Refuse the request if it would miss its deadline, unless it starts now.
         late, spare = now - request.arrived + back, _SPARE_SHARE * self.target
         if needs + max(late, spare) > patience and not starts():
             least = texts <= 1 and needs + spare > patience  # the next request of one text would be refused too
@@ -302,7 +309,10 @@ class Dispatcher:
         return min(d.busy_until - max(0, len(d.under_way) - 1) * self._longest(d, key) for d in devices)
 
     def _batches_ahead(self, device: Device, key: str, texts: int, chars: int) -> int:
-        """Return how many batches precede that of a new request, which is no larger than a batch."""
+        """Return how many batches precede the batch of a new request, which is no larger than a batch.
+
+        texts, chars: the number of texts of the new request, and of their characters.
+        """
         waiting = self.waiting.of
         batches = 0
         for waiting_key in {key, *waiting}:
@@ -356,8 +366,9 @@ class Dispatcher:
         self._pump_is_due = False
         now = self._clock()
         late = self.waiting.expired(now)
-        for request in [] if late and self._all_start(late[0].key) else late:
-            self._fail(request, Refused(f"the answer took longer than {1000 * self.target:,.0f} ms"))
+        if late and not self._all_start(late[0].key):
+            for request in late:
+                self._fail(request, Refused(f"the answer took longer than {1000 * self.target:,.0f} ms"))
         for device in sorted(self.devices, key=lambda device: (len(device.under_way), device.busy_until)):
             while self.waiting and len(device.under_way) < device.depth:
                 if device.under_way and not self._fills(device):
@@ -452,7 +463,7 @@ class Dispatcher:
         again.add_done_callback(pass_on)
         self.waiting.add(child)
         if not self.devices:
-            self._fail(child, Refused("no engine is ready: they are being started again"))
+            self._fail(child, Refused("no engine is ready: the engines are being started again"))
         self._pump_soon()
 
     def _fail(self, request: PendingRequest, error: BaseException) -> None:

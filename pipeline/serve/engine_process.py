@@ -73,6 +73,7 @@ def serve(connection: socket.socket) -> None:
 
 
 def _answer(request: Classify, engine: Engine, answer: Callable[[Classified | Failed], None]) -> None:
+    """Answer with the predictions of a batch. After an error, answer `Failed` and raise it, which ends the process."""
     began = time.perf_counter()
     try:
         data, offsets, n_chars = request.texts
@@ -83,7 +84,8 @@ def _answer(request: Classify, engine: Engine, answer: Callable[[Classified | Fa
         told = error if isinstance(error, BroadsheetError) else BroadsheetError(f"{type(error).__name__}: {error}")
         answer(Failed("", told))
         raise
-    seconds, (classes, top_k) = time.perf_counter() - began, (len(engine.model.classes), predictions.labels.shape[1])
+    seconds = time.perf_counter() - began
+    classes, top_k = len(engine.model.classes), predictions.labels.shape[1]
     answer(Classified(request.number, PickleBuffer(to_rows(predictions).data), classes, top_k, seconds))
 
 

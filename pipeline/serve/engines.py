@@ -276,7 +276,7 @@ def measure(engine: Engine, longest: float) -> list[Point]:
         full = short
         if short < longest:
             full = _seconds_of(engine, Texts.of([b"news " * (length // 5)] * texts))
-        chars = texts * max(1, length // 5 * 5 - 1)
+        chars = texts * max(1, length // 5 * 5 - 1)  # the time of the first character is part of `short`
         points.append(Point(texts, short, max(0.0, (full - short) / chars)))
         if full >= longest:
             break
@@ -342,7 +342,12 @@ class BatchTime:
         return self._most_texts[seconds, chars_a_text]
 
     def learn(self, texts: int, chars: int, seconds: float) -> None:
-        """Correct the expected time of batches of about this size by the seconds that a batch took."""
+        """Correct the expected time of batches of about this size by the seconds that a batch took.
+
+        Each step follows the gradient of the quantile loss (Koenker and Bassett, "Regression quantiles", 1978): up by
+        `_QUANTILE` of `_STEP`, or down by 1 - `_QUANTILE`, however large the difference is.
+        """
+        # Find the measured size that is nearest: each size is twice the last, so 0.75 of it is halfway between them.
         right = min(bisect_right(self._sizes, texts), len(self._sizes) - 1)
         nearest = right if right == 0 or texts >= 0.75 * self._sizes[right] else right - 1
         over = seconds / self.seconds(texts, chars)

@@ -268,7 +268,10 @@ class Link(asyncio.Protocol):
 
 
 _PLACES = 2
+"""The numbers of each process: its connections, and its bytes of bodies."""
+
 _BYTES = 8
+"""The size of a number, an int64."""
 
 
 class Held:
@@ -324,7 +327,7 @@ class Main:
     def __init__(self, stop: Callable[[bool], None]) -> None:
         self.models: dict[str, Served] = {}
         self.counts = RequestCounts()
-        self.link = Link(ToHttp, self._take, self._lost)
+        self.link = Link(ToHttp, self._handle, self._lost)
         self._stop, self._is_over = stop, False
         self._loop = asyncio.get_running_loop()
         self._open: dict[int, asyncio.Future[Any]] = {}
@@ -433,7 +436,7 @@ class Main:
         answer = self._open[self._number] = self._loop.create_future()
         return self._number, answer
 
-    def _take(self, message: Any) -> None:
+    def _handle(self, message: Any) -> None:
         if isinstance(message, Answered):
             self._closed.clear()  # a batch has ended, so the queue has room again
             self._resolve(message.number, message.rows)

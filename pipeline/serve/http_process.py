@@ -51,8 +51,9 @@ class Connection(Protocol):
 def came(connection: Connection, turn: float) -> float:
     """Return the latest time at which the last data of a TCP connection may have arrived, by the monotonic clock.
 
-    `turn` is the time at which the event loop began to read, which is precise. The time that the data had waited in the
-    socket is known in ticks of the kernel only, of which the first may have come at once.
+    `turn` is the time at which the event loop began to read, which is precise. How long the data had waited in the
+    socket before, the kernel counts only in whole ticks. Its first tick may have come right after the data, so one tick
+    is subtracted.
     """
     info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO.size)
     milliseconds: int = _TCP_INFO.unpack(info)[-1]
@@ -60,6 +61,7 @@ def came(connection: Connection, turn: float) -> float:
 
 
 HEAD_BYTES = 1 << 16
+"""The size of the largest head of a request (request line and headers), and of the largest URL."""
 
 _MOST_AHEAD = 16
 """The number of requests of a connection that are read ahead, while an earlier one is answered."""
@@ -132,10 +134,15 @@ class HttpConnection(asyncio.Protocol):
         self._uvicorn = HttpToolsProtocol(**options | {"app_state": options["app_state"] | {"connection": self}})
         self._parser = httptools.HttpRequestParser(self)
         self.gone: set[Callable[[], object]] = set()
-        self.arrived = self._behind = self._read_on = self._until = 0.0
+        self.arrived = 0.0
+        self._behind = 0.0  # the seconds from the arrival of the last request to its reading
+        self._read_on = 0.0  # when the last pause ended, by the monotonic clock
+        self._until = 0.0  # when the current time limit ends, by the event loop's clock
         self.is_refused = self._is_answered = self._is_over = False
         self._requests: deque[list[bytes]] = deque()  # data that uvicorn does not have yet; the first is current
-        self._refusal, self._waits_for, self._line_bytes = b"", "", 0
+        self._refusal = b""  # the answer after which the connection closes, if the arriving request is refused
+        self._waits_for = ""  # see `_wait_for`
+        self._line_bytes = 0  # the size of the line that is arriving
         self.on_message_begin()
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -392,6 +399,8 @@ class _WholeAnswers:
 
 
 _COUNT_SECONDS = 1
+"""The seconds between two reports of counts to the main process."""
+
 _LAST_LOOKS, _LOOK_SECONDS = 5, 0.02
 """The number of further turns of the event loop before the process stops, and the seconds between them. The first turn
 accepts a connection that has arrived, and the second reads its request.

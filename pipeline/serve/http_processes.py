@@ -91,8 +91,8 @@ class HttpProcesses:
         self._processes = list(await asyncio.gather(*map(self._start, numbers)))
         await asyncio.gather(*(process.listens for process in self._processes))
         if any(process.has_ended for process in self._processes):
-            raise BroadsheetError("a process that was to speak HTTP has ended: the log says why")
-        self._tasks = [asyncio.create_task(self._keep(number)) for number in numbers]
+            raise BroadsheetError("an HTTP process of the server ended while it started: the log says why")
+        self._tasks = [asyncio.create_task(self._keep_running(number)) for number in numbers]
         if self._stopping.is_set():
             self.stop(now=False)
 
@@ -143,7 +143,7 @@ class HttpProcesses:
             process.send(_served(loaded))
         return process
 
-    async def _keep(self, number: int) -> None:
+    async def _keep_running(self, number: int) -> None:
         """Start a process again whenever it has ended, until `stop`."""
         wait = 0.0
         while True:
@@ -178,7 +178,7 @@ class _HttpProcess:
         self.listens: asyncio.Future[None] = loop.create_future()
         self.answers: asyncio.Future[None] = loop.create_future()
         self.ended: asyncio.Future[None] = loop.create_future()
-        self.link = Link(FromHttp, self._take, self._lost)
+        self.link = Link(FromHttp, self._handle, self._lost)
         self._child, self._dispatcher, self._metrics, self._calls = child, dispatcher, metrics, calls
         self._open: dict[int, PendingRequest] = {}
         self._counting: deque[asyncio.Future[None]] = deque()
@@ -213,7 +213,7 @@ class _HttpProcess:
         self.link.close()
         return await asyncio.to_thread(self._child.end)
 
-    def _take(self, message: Any) -> None:
+    def _handle(self, message: Any) -> None:
         if isinstance(message, Ask):
             self._ask(message)
         elif isinstance(message, Forget):

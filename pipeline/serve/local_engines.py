@@ -27,9 +27,13 @@ from .requests import kind_of, settle
 from .settings import log
 
 _BUFFER_BYTES = 4 << 20
+"""The size of the buffers of the sockets between the server and an engine's process."""
+
 _PATIENCE_SECONDS = 60.0
 """The seconds after which a device without an answer counts as lost. A batch should take a fraction of a second."""
+
 _ENDING_SECONDS = 5.0
+"""The seconds that a process has to end by itself. After that, it is killed."""
 
 _LONGEST_WAIT = 30.0
 _STEADY_SECONDS = 60.0
@@ -52,7 +56,7 @@ class LocalFleet:
         self.states = dict.fromkeys(self._environments, "starting")
         started = [asyncio.create_task(self._start(name)) for name in self._environments]
         await asyncio.gather(*started)
-        self._tasks = [asyncio.create_task(self._keep(task.result())) for task in started]
+        self._tasks = [asyncio.create_task(self._keep_running(task.result())) for task in started]
 
     async def close(self) -> None:
         for task in self._tasks:
@@ -70,7 +74,7 @@ class LocalFleet:
         log.info("engine ready", extra={"fields": _about(engine, seconds=time.monotonic() - began, backend=backend)})
         return engine
 
-    async def _keep(self, engine: ProcessEngine) -> None:
+    async def _keep_running(self, engine: ProcessEngine) -> None:
         """Start an engine again whenever it has ended."""
         name, wait = engine.name, 0.0
         while True:
@@ -185,12 +189,12 @@ class ProcessEngine(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         self._came += data
         while frames := taken(self._came):
-            self._take(unpacked(frames))
+            self._handle(unpacked(frames))
 
     def connection_lost(self, error: Exception | None) -> None:
         self._lose(self._why)
 
-    def _take(self, message: Any) -> None:
+    def _handle(self, message: Any) -> None:
         """Pass an answer of the process to the request that waits for it."""
         if isinstance(message, Classified):
             rows = np.frombuffer(message.rows, kind_of(message.classes, message.top_k))
@@ -199,7 +203,7 @@ class ProcessEngine(asyncio.Protocol):
             settle(self._loading.pop(message.key), message.ready)
         elif isinstance(message, Failed) and message.key:
             settle(self._loading.pop(message.key), message.error)
-        else:
+        else:  # the device has failed, and the process ends now
             self._why = message.error.message
 
     @property

@@ -98,7 +98,11 @@ _TEXTS = tuple(4**i for i in range(9))
 
 
 class Metrics:
-    """Keys of models are NAME@GENERATION; labels have the name alone, so that a reload does not begin a new series."""
+    """The metrics of the server.
+
+    Methods take keys of models, NAME@NUMBER. The metrics' labels have the name alone, so that a reload does not begin a
+    new series.
+    """
 
     def __init__(self) -> None:
         disable_created_metrics()  # type: ignore[no-untyped-call]
@@ -118,10 +122,10 @@ class Metrics:
         self._restarts = Counter("engine_restarts", "Engines started again", ["device"], **options)
         self._http_restarts = Counter("http_restarts", "HTTP processes started again", **options)
         self._queue = Gauge("queue_texts", "Texts that wait", **options)
-        help_ = "Share of the time which they may take that requests of the last ten seconds took, on average"
+        help_ = "Share of the time until their deadlines that requests of the last ten seconds took, on average"
         self._used = Gauge("target_used_share", help_, **options)
         self._used.set_function(self._used_share)
-        self._shares: deque[tuple[float, float, int]] = deque()
+        self._shares: deque[tuple[float, float, int]] = deque()  # time, sum of shares, number of requests
 
     def waited(self, key: str, seconds: float) -> None:
         if key not in self._in_queue_of:

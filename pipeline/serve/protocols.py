@@ -62,7 +62,8 @@ def _scores(served: Served, predictions: Predictions, is_raw: bool = False) -> N
     scores = predictions.all_scores
     assert scores is not None
     if predictions.overflowed.any():
-        raise BadRequest(424, f"the model overflows on text {np.argmax(predictions.overflowed)}: send the others alone")
+        number = int(np.argmax(predictions.overflowed))
+        raise BadRequest(424, f"the model overflows on text {number}: send the others without it")
     if served.is_number:
         return predictions.scores[:, :1]
     if not is_raw:
@@ -128,10 +129,10 @@ def _read_predict(received: Received) -> DecodedRequest:
     request = decoded(_predict, received.body)
     inputs = [request.inputs] if isinstance(request.inputs, str) else request.inputs
     if not inputs:
-        raise BadRequest(400, "`inputs` is empty")
+        raise BadRequest(400, "`inputs` is empty: give at least one text")
     check_count(len(inputs), received.most_texts)
     if request.truncation_direction.lower() != "right":
-        raise BadRequest(422, "truncation_direction: the models here read a text from its beginning")
+        raise BadRequest(422, "truncation_direction: the models here read a text from its beginning: leave it out")
     texts = []
     for number, given in enumerate(inputs):
         if not isinstance(given, str) and len(given) != 1:
@@ -150,7 +151,7 @@ def _write_predict(request: PredictRequest, is_one: bool, served: Served, predic
     if request.truncate is False and predictions.truncated.any():
         number = int(np.argmax(predictions.truncated))
         some = "" if served.reads == WHOLE else f"the {served.reads:,} characters that "
-        raise BadRequest(413, f"text {number} is longer than {some}the model reads")
+        raise BadRequest(413, f"text {number} is longer than {some}the model reads: leave out truncate to cut it")
     is_raw = request.raw_scores or chosen.function_to_apply == "none"
     answers = _ranked(served, predictions, is_raw, chosen.top_k)
     return Reply(_JSON, _encode(answers[0] if is_one else answers))
@@ -284,7 +285,7 @@ def _read_infer(received: Received) -> DecodedRequest:
     # Split the body into its JSON head and binary tensors.
     length = received.headers.get(_HEAD_BYTES, b"%d" % len(received.body))
     if not length.isdigit() or len(length) > _DIGITS or int(length) > len(received.body):
-        raise BadRequest(400, "Inference-Header-Content-Length is no length within the body")
+        raise BadRequest(400, "Inference-Header-Content-Length is not the length of the JSON that begins the body")
     request, binary = decoded(_infer, received.body[: int(length)]), received.body[int(length) :]
 
     # Take the texts from either.

@@ -405,7 +405,7 @@ def _shared(candidates: Sequence[PendingRequest], most_texts: int, seconds: floa
     taken = [0] * len(candidates)
     texts = chars = 0
     share = max(1, most_texts // len(candidates))
-    for for_large in (share, most_texts):
+    for for_large in (share, most_texts):  # at first a large request gets its share at most, then any room that is left
         for i, request in enumerate(candidates):
             room = min(request.left, for_large if request.is_large else most_texts) - taken[i]
             room = min(room, most_texts - texts)

@@ -181,7 +181,7 @@ class _Server:
 
     async def _reloaded(self, name: str) -> tuple[int, ModelAbout | ErrorMessage]:
         if name not in self._dispatcher.models:
-            return 404, ErrorMessage("there is no model of that name here")
+            return 404, ErrorMessage(f"there is no model {name!r} here; there is {', '.join(self._dispatcher.models)}")
         try:
             return 200, self._about(await self._reload(name))
         except BroadsheetError as error:
@@ -255,4 +255,6 @@ def _listen(host: str, port: int, processes: int) -> list[socket.socket]:
             chosen = free.getsockname()[:2]
         return [socket.create_server(chosen, family=kind, backlog=_BACKLOG, reuse_port=True) for _ in range(processes)]
     except OSError as error:
-        raise UsageError(f"{host} port {port} cannot be listened on: {cause(error)}") from error
+        raise UsageError(
+            f"{host} port {port} cannot be listened on: {cause(error)}. Choose another --host or --port"
+        ) from error

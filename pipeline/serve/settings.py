@@ -30,7 +30,7 @@ class Settings:
     precision, kernels : str
         The precision and the kernels of the engines, as in `open_engine`.
     network : str
-        The texts that a model with n-grams gives to its network.
+        The texts that a model with n-grams gives to its network: "uncertain", "all" or "none".
     target_s : float or None
         The seconds that a request may take; None for 0.02 on a GPU, 0.1 on a CPU.
     drain_s : float

@@ -29,8 +29,9 @@ RARE = ('{"te\\u0078t": "an escaped key", "label": "a"}', '{"text": "a", "label"
 
 
 class OnHost:
-    """Stands in for a GPU reader. Refuses one block in `every` at random, or none where `every` is 0, and counts bad
-    rows.
+    """Stands in for a GPU reader, and counts bad rows.
+
+    It refuses one block in `every` at random, or none if `every` is 0.
     """
 
     def __init__(self, every: int, chance: random.Random, form: Format, path: str, selection: Selection) -> None:

@@ -1,6 +1,4 @@
-"""A check of Parquet footers that kills its process at a footer with a column "dies". The footers themselves
-are sound.
-"""
+"""A check of Parquet footers that kills its process at a footer with a column "dies", although the footer is sound."""
 
 from __future__ import annotations
 

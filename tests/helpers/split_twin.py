@@ -79,8 +79,8 @@ def forward(ids: NDArray[np.uint8], weights: Weights, parts: SplitWeights, steps
                 of_article = found[offsets[article] : offsets[article + 1]]
                 if layer.norm:
                     of_article[:] = np.nan if of_article.var() < parts.least_variance else of_article
-                    scratch, kept = np.empty_like(of_article), len(of_article)
-                    reference.norm_relu_pool(of_article, parts.norm[layer.name], layer.pool, out, scratch, kept)
+                    scratch, rows = np.empty_like(of_article), len(of_article)
+                    reference.norm_relu_pool(of_article, parts.norm[layer.name], layer.pool, out, scratch, rows)
                 else:
                     out[:] = of_article[: len(out) * layer.pool].reshape(len(out), layer.pool, -1).max(axis=1)
             x, offsets = split(pooled), np.arange(len(ids) + 1) * layer.rows_pooled
@@ -91,9 +91,7 @@ def forward(ids: NDArray[np.uint8], weights: Weights, parts: SplitWeights, steps
 def convolved(
     rows: Rows, weight: NDArray[np.float16], affine: Floats, relu: bool, steps_in_sum: int
 ) -> tuple[Floats, Offsets]:
-    """Return the rows of all articles that depend on one article only, and the offset at which each article's rows
-    begin.
-    """
+    """Return the rows that depend on one article only, of all articles, and the offset at which those of each begin."""
     kernel, lengths = len(weight), np.diff(rows.offsets) - len(weight) + 1
     total = products(rows.values, weight, len(rows.values) - kernel + 1, steps_in_sum)
     inside = np.concatenate([np.arange(n) + begin for n, begin in zip(lengths, rows.offsets, strict=False)])

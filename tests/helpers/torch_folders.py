@@ -220,8 +220,9 @@ def compare_vectors(folder: Path) -> None:
 
 
 def compare(folder: Path, texts: list[str]) -> Model:
-    """Assert that NumPy computes the same scores as transformers, whatever other texts are in the batch. Return the
-    model.
+    """Assert that NumPy computes the same scores as transformers, whatever other texts are in the batch.
+
+    Return the model.
     """
     model = load_model(folder)
     assert isinstance(model.encoder, Encoder)
