@@ -12,6 +12,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import cloudpickle
+import numpy as np
 from distributed import Client, wait
 
 from ..pipeline.model.loading import load_model
@@ -174,7 +175,7 @@ def _transfers(client: Client) -> Iterator[Finding]:
     what = "from GPU to GPU" if device else "from worker to worker"
     rate = _TRANSFER_BYTES / seconds / 1e9
     measured = f"{_TRANSFER_BYTES >> 20} MiB {what} in {1000 * seconds:.0f} ms, {rate:.2f} GB/s"
-    remedy = "" if rate > 0.1 else "slower than 1 Gbit/s: is `interface` in site.yaml the fast network?"
+    remedy = "" if rate > 0.1 else "slower than a network of 1 Gbit/s: is `interface` in site.yaml the fast network?"
     yield Finding(f"transfer, {protocol}", WARNING if remedy else OK, measured, remedy)
 
 
@@ -189,8 +190,8 @@ def _transfer(client: Client, source: str, target: str, device: bool) -> float:
     # Send copies, which pickle cannot refer to by name: a worker may have a different `cluster`.
     make_bytes, size_of = cloudpickle.loads(cloudpickle.dumps((probes.make_bytes, probes.size_of)))
     array = client.submit(make_bytes, _TRANSFER_BYTES, device, workers=[source], pure=False)
-    # The first task on the target only takes the function there before the clock runs; that it fails does not matter.
-    wait([array, client.submit(size_of, b"", workers=[target], pure=False)])
+    # The first task on the target only takes the function there, before the clock runs.
+    wait([array, client.submit(size_of, np.zeros(1, np.uint8), workers=[target], pure=False)])
     began = time.perf_counter()
     client.submit(size_of, array, workers=[target], pure=False).result(timeout=60)
     return time.perf_counter() - began

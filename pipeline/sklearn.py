@@ -1,4 +1,4 @@
-"""The network as a scikit-learn estimator (the extra `sklearn`)."""
+"""A model as a scikit-learn estimator (the extra `sklearn`)."""
 
 from __future__ import annotations
 
@@ -23,7 +23,9 @@ _MODEL, _CLASSIFIER = "model_", "_classifier"
 
 
 class TextClassifier(ClassifierMixin, BaseEstimator):
-    """A text classifier that PyTorch trains and the engines of this package compute.
+    """A text classifier that `fit` trains as `train` does, and that the engines of this package compute.
+
+    PyTorch trains the character network; n-grams alone need no PyTorch.
 
     `X` is one-dimensional: a list, array, or column of strings. The estimator has no `n_features_in_`.
 
