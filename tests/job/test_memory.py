@@ -74,7 +74,7 @@ def write(path: Path, rows: int, words: int) -> Path:
         pytest.param(400_000, 5, NGRAMS, marks=pytest.mark.slow),
         pytest.param(30_000, 800, NGRAMS, marks=pytest.mark.slow),
         pytest.param(400_000, 5, (*NGRAMS, "--workers", "2"), marks=pytest.mark.slow),
-        pytest.param(4_000, 40, ("--network", "all", "--workers", "2"), marks=pytest.mark.slow),
+        pytest.param(2_000, 40, ("--network", "all", "--workers", "2"), marks=pytest.mark.slow),
     ],
 )
 def test_a_job_takes_about_what_a_dry_run_says(rows: int, words: int, flags: tuple[str, ...], tmp_path: Path) -> None:

@@ -72,6 +72,7 @@ ODD = [
 ]
 
 
+@cache
 def hostile(seed: int, count: int) -> list[str]:
     """Return texts of odd pieces, and of characters of every script that Python knows."""
     rng = np.random.default_rng(seed)

@@ -259,11 +259,11 @@ def test_a_file_whose_quotes_are_something_else_is_noted(client: Client, small_m
 @pytest.mark.parametrize("end", ["\n", "\r\n", "\r", "\r\r\n"])
 def test_a_cr_within_a_line_ends_no_text(client: Client, small_model: Model, tmp_path: Path, end: str) -> None:
     """Each of several large files is read by its own line ends. Where CRs end the lines, they still do."""
-    rows = [(f"{i}\rx" * (end[-1] == "\n"), f"oil\r\rrose {i}" if end[-1] == "\n" else f"oil {i}") for i in range(3000)]
+    rows = [(f"{i}\rx" * (end[-1] == "\n"), f"oil\r\rrose {i}" if end[-1] == "\n" else f"oil {i}") for i in range(1000)]
     for name, ending in (("a.csv", end), ("b.csv", "\n")):
         (tmp_path / name).write_text(ending.join(["id,text", *(f"{a},{b}" for a, b in rows)]), newline="")
     job = {"model": small_model, "client": client, "keep": ["id", "text"]}
-    for chunk_size in (20, 700):
+    for chunk_size in (20, 300):
         report = classify(tmp_path, chunk_size=chunk_size, **job)
         table = report.to_arrow()
         assert [*zip(table["id"].to_pylist(), table["text"].to_pylist(), strict=True)] == 2 * rows

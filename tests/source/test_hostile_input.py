@@ -28,7 +28,7 @@ from broadsheet.pipeline.source.rows.chunk import Selection
 from broadsheet.pipeline.source.rows.limits import Limits
 
 ROWS = 400
-MANY_ROWS = 1_200  # in chunks of ten, more than two workers are given at once
+MANY_ROWS = 600  # in chunks of ten, more than two workers are given at once
 OLD, NEW = "an old article number {:04}" + 200 * ".", "a later article no. {:04}xx" + 200 * "."  # of equal length
 
 
