@@ -71,7 +71,7 @@ def test_onnx(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_scikit_learn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("torch")
+    pytest.importorskip("sklearn")
     names = run("scikit-learn", tmp_path, monkeypatch)
     assert names["search"].best_score_ > 0.5
     with broadsheet.load(tmp_path / "topics.safetensors") as classifier:
