@@ -91,7 +91,7 @@ LAYOUTS = ({}, {}, {"partition_by": "label", "format": "jsonl"}, {"layout": "att
 
 
 @pytest.mark.slow
-@settings(max_examples=examples(12), phases=[Phase.generate])  # shrinking a failure takes minutes
+@settings(max_examples=examples(8), phases=[Phase.generate])  # shrinking a failure takes minutes
 @given(inputs=st.lists(INPUTS, min_size=3, max_size=3), layout=st.sampled_from(LAYOUTS))
 def test_the_folder_is_that_of_a_new_job_but_for_the_order_of_its_parts(
     label: Run, inputs: list[dict[str, tuple[int, int]]], layout: dict[str, Any]

@@ -244,9 +244,7 @@ def test_steps_take_each_text_alone(texts: list[str], removed: set[str]) -> None
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", AUTHORS)
-def test_many_texts_have_the_authors_texts_and_the_originals_scores(
-    name: str, tokenizer: Path, tmp_path: Path
-) -> None:
+def test_many_texts_have_the_authors_texts_and_the_originals_scores(name: str, tokenizer: Path, tmp_path: Path) -> None:
     texts = hostile(7, MANY)
     expected = [text.encode() for text in theirs(name, texts, tokenizer)]
     file, of_lid = tmp_path / "model.bin", lid() if name in ("lid.176", "dolma-lid") else None

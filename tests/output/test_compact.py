@@ -102,7 +102,7 @@ LAYOUTS = (
 
 
 @pytest.mark.slow
-@settings(max_examples=examples(15), phases=[Phase.generate])
+@settings(max_examples=examples(10), phases=[Phase.generate])
 @given(
     inputs=st.lists(INPUTS, min_size=2, max_size=3),
     layout=st.sampled_from(LAYOUTS),

@@ -206,7 +206,7 @@ def test_the_file_needs_no_pytorch_and_is_a_teacher(
          "it.safetensors", "--device", "cpu", "-o", "out"], capture_output=True, text=True,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    pa_csv.write_csv(rows(2000, seed=2).select(["text"]), "more.csv")
+    pa_csv.write_csv(rows(1000, seed=2).select(["text"]), "more.csv")
     code, said = broadsheet_here(
         "train", "--teacher", "it.safetensors", "--unlabelled", "more.csv", "--text-column", "text", "--keep-teacher",
         "--top", "30%", "--top-of", "ab", "--recall", "0.5", "-o", "chain.safetensors", "--device", "cpu",
