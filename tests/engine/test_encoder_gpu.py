@@ -142,7 +142,7 @@ def test_a_model_and_a_chain_label_as_on_a_cpu(model: Callable[[str], Model], te
     )
     for of in (alone, chain):
         with closing(open_engine(of, "cuda")) as gpu, closing(open_engine(of, "cpu")) as cpu:
-            assert gpu.device_name == "cuda:0"
+            assert gpu.device_name.startswith("cuda:")
             found, want = gpu.classify(given, all_scores=True), cpu.classify(given, all_scores=True)
             np.testing.assert_allclose(found.all_scores, want.all_scores, atol=0.02)
             assert np.mean(found.labels == want.labels) > 0.97
