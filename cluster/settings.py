@@ -47,7 +47,8 @@ SETTINGS: Mapping[str, Any] = {
     # A worker on this machine is replaced even if it is killed again and again, or starts slowly. (Dask gives it up if
     # it is not there 15 s after it was lost, even if it has been lost again since.)
     "distributed.deploy.lost-worker-timeout": "1 day",
-    _NO_WORKERS_TIMEOUT: "60s",  # a job that has no workers for this long ends with a message
+    # A job that has no workers for this long ends with a message: at its start, while engines are loaded, and later.
+    _NO_WORKERS_TIMEOUT: "60s",
     "distributed.worker.memory.target": False,  # chunks in flight are few and bounded, so do not spill them
     "distributed.worker.memory.spill": False,
     # The profiler would walk the stacks of all threads in the worker's event loop 100 times a second, and hold the GIL.

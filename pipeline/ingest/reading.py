@@ -16,7 +16,7 @@ from ..source.formats.records import Extent
 from ..source.plan.plan import Range, RangeEnd
 from ..source.read.pieces import ParsedRows, Piece
 from ..source.read.read import Skipped, chunks_of
-from ..source.read.readers import FileBegun, FileDone, HostRows, Readers, started
+from ..source.read.readers import FileBegun, FileDone, HostRows, Readers, holding_a_process
 from ..source.read.ring import Freed, RawBlock, Refused
 from ..source.rows.chunk import Chunk, Selection, numbered
 from ..source.rows.format import InputFile
@@ -61,7 +61,7 @@ def read_range(
         See `broadsheet.pipeline.source.read.read.read_range`.
 
     """
-    return started(_items(readers, open_blocks, range_, selection, chunk_rows, skip, spans))
+    return holding_a_process(_items(readers, open_blocks, range_, selection, chunk_rows, skip, spans))
 
 
 def _items(

@@ -135,7 +135,7 @@ class RecordBlocks:
         # model may read only the beginning. All columns from the first such column on are copied to the host.
         others = {*selection.kept_columns, selection.truth}
         used = [name not in selection.text or name in others for name in selection.columns]
-        self._on_host = selection.columns[used.index(True) :] if any(used) else ()
+        self._host_columns = selection.columns[used.index(True) :] if any(used) else ()
 
     def read(self, block: RawBlock, held: memoryview, row: int) -> BlockRows | str:
         """Return the rows of a block (see `BlockReader`).
@@ -174,12 +174,14 @@ class RecordBlocks:
         # Have the host read what the GPU leaves to it, and put its texts among the others.
         which, begins, bytes_of_each = space.fetch(found.odd.which, found.begins, found.sizes)
         rows = np.flatnonzero(which)
-        on_host = read_alone(self._form, self._path, self._selection, held, block.at, begins[rows], bytes_of_each[rows])
-        if on_host is None:
+        host_rows = read_alone(
+            self._form, self._path, self._selection, held, block.at, begins[rows], bytes_of_each[rows]
+        )
+        if host_rows is None:
             return UNCLEAR
-        found = self._with_texts(found, rows, on_host)
+        found = self._with_texts(found, rows, host_rows)
         chunk, sizes = self._chunk(space, found, space.fetch(*self._ends(found)), row)
-        return BlockRows(_with_rows_of_host(chunk, row, rows, on_host), sizes, len(rows))
+        return BlockRows(_with_rows_of_host(chunk, row, rows, host_rows), sizes, len(rows))
 
     def _lines(self, space: Workspace, block: cp.ndarray) -> Lines | None:
         """Return the lines of a block. Return None if it ends within quotes, or if it is not certain which bytes are
@@ -218,20 +220,20 @@ class RecordBlocks:
             joined,
             operations.measure(text_block, joined, quote, self._selection.reads, characters),
             characters,
-            operations.measure(block, others, quote) if self._on_host else zeros(1, np.int64),
+            operations.measure(block, others, quote) if self._host_columns else zeros(1, np.int64),
             odd,
         )
 
     def _values_on_host(self, values: Values, records: int) -> Values:
         """Return the values of the columns on the host, which are the last ones."""
         columns = len(self._selection.columns)
-        return values.part((columns - len(self._on_host)) * records, columns * records)
+        return values.part((columns - len(self._host_columns)) * records, columns * records)
 
     def _ends(self, found: _Found) -> tuple[cp.ndarray, cp.ndarray]:
         """Return where the texts end, and where the values on the host end: int64 [1] each."""
         return found.text_offsets[-1:], found.offsets[-1:]
 
-    def _with_texts(self, found: _Found, odd: NDArray[np.int64], on_host: Chunk) -> _Found:
+    def _with_texts(self, found: _Found, odd: NDArray[np.int64], host_rows: Chunk) -> _Found:
         """Return the records with the texts that the host has found.
 
         Parameters
@@ -240,12 +242,12 @@ class RecordBlocks:
             The records.
         odd : ndarray
             int64, the numbers of the records that the host has read.
-        on_host : Chunk
+        host_rows : Chunk
             The rows of these records, with numbers from 0.
 
         """
-        data, offsets = on_host.data, on_host.offsets
-        rows = cp.asarray(odd[on_host.rows.column("row").to_numpy()])
+        data, offsets = host_rows.data, host_rows.offsets
+        rows = cp.asarray(odd[host_rows.rows.column("row").to_numpy()])
         kinds, begins, sizes = (array.copy() for array in found.texts)
         kinds[rows] = FIELD
         begins[rows] = cp.asarray((offsets[:-1] - offsets[0] + len(found.text_block)).astype(np.uint32))
@@ -278,7 +280,7 @@ class RecordBlocks:
         operations.write(found.text_block, found.texts, quote, found.text_offsets, text)
         blank = cp.empty(count, np.uint8)
         operations.blank(text, found.text_offsets, blank)
-        if self._on_host:
+        if self._host_columns:
             operations.write(found.block, self._values_on_host(found.values, count), quote, found.offsets, others)
         # Prepare the texts for models that need this.
         prepared = [self._prepared(text, found.text_offsets, table, strips) for _, table, strips in self._byte_steps]
@@ -289,7 +291,7 @@ class RecordBlocks:
         )  # fmt: skip
         # Make the table of rows and the chunk.
         columns = {}
-        for number, name in enumerate(self._on_host):
+        for number, name in enumerate(self._host_columns):
             part = slice(number * count, (number + 1) * count)
             columns[name] = _strings(data, offsets[part.start : part.stop + 1], kinds[part] <= NULL)
         columns |= {name: pa.repeat(pa.scalar(value, pa.string()), count) for name, value in self._selection.of_path}
@@ -372,7 +374,7 @@ def _strings(data: NDArray[np.uint8], offsets: NDArray[np.int64], is_null: NDArr
     return pa.Array.from_buffers(pa.large_string(), len(is_null), [validity, pa.py_buffer(offsets), pa.py_buffer(data)])
 
 
-def _with_rows_of_host(chunk: Chunk, first: int, odd: NDArray[np.int64], on_host: Chunk) -> Chunk:
+def _with_rows_of_host(chunk: Chunk, first: int, odd: NDArray[np.int64], host_rows: Chunk) -> Chunk:
     """Return the chunk of all records, in order.
 
     Parameters
@@ -383,33 +385,33 @@ def _with_rows_of_host(chunk: Chunk, first: int, odd: NDArray[np.int64], on_host
         The number of the first record.
     odd : ndarray
         int64, the numbers of the records that the host has read.
-    on_host : Chunk
+    host_rows : Chunk
         The rows of these records, with numbers from 0.
 
     """
     is_kept = np.ones(len(chunk), np.bool_)
     is_kept[odd] = False
-    rows = odd[on_host.rows.column("row").to_numpy()]
-    table = pa.concat_tables([chunk.rows.filter(pa.array(is_kept)), _numbered(on_host.rows, first + odd)])
+    rows = odd[host_rows.rows.column("row").to_numpy()]
+    table = pa.concat_tables([chunk.rows.filter(pa.array(is_kept)), _numbered(host_rows.rows, first + odd)])
     table = table.take(pa.array(np.argsort(table.column("row").to_numpy())))
     truth, n_chars = chunk.truth, chunk.n_chars
-    if truth is not None and on_host.truth is not None:
-        truth[rows] = on_host.truth
-    if n_chars is not None and on_host.n_chars is not None:
-        n_chars[rows] = on_host.n_chars
+    if truth is not None and host_rows.truth is not None:
+        truth[rows] = host_rows.truth
+    if n_chars is not None and host_rows.n_chars is not None:
+        n_chars[rows] = host_rows.n_chars
     is_kept[rows] = True
     return replace(
         chunk,
         text=_without_empty(chunk.text, is_kept),
         prepared={name: _without_empty(texts, is_kept) for name, texts in chunk.prepared.items()},
         rows=table,
-        quarantine=_numbered(on_host.quarantine, first + odd),
+        quarantine=_numbered(host_rows.quarantine, first + odd),
         truth=None if truth is None else truth[is_kept],
         n_chars=None if n_chars is None else n_chars[is_kept],
-        bad=on_host.bad,
-        not_copied={key: first + odd[lines] for key, lines in on_host.not_copied.items()},
-        unknown_labels=noted_rows(_in_order(chunk.unknown_labels, on_host.unknown_labels, first + odd)),
-        mapped_labels=_in_order(chunk.mapped_labels, on_host.mapped_labels, first + odd),
+        bad=host_rows.bad,
+        not_copied={key: first + odd[lines] for key, lines in host_rows.not_copied.items()},
+        unknown_labels=noted_rows(_in_order(chunk.unknown_labels, host_rows.unknown_labels, first + odd)),
+        mapped_labels=_in_order(chunk.mapped_labels, host_rows.mapped_labels, first + odd),
     )
 
 
@@ -419,9 +421,9 @@ def _without_empty(texts: OffHost | pa.Array, is_kept: NDArray[np.bool_]) -> Gpu
     return GpuTexts(texts.data, np.append(texts.offsets[:-1][is_kept], texts.offsets[-1]), texts.is_blank[is_kept])
 
 
-def _in_order(rows: RowsByName, on_host: RowsByName, numbers: NDArray[np.int64]) -> RowsByName:
+def _in_order(rows: RowsByName, host_rows: RowsByName, numbers: NDArray[np.int64]) -> RowsByName:
     """Return the numbers of rows by label, with those of the host, whose row i has the number numbers[i]."""
-    others = {label: numbers[lines] for label, lines in on_host.items()}
+    others = {label: numbers[lines] for label, lines in host_rows.items()}
     return {label: np.sort(every) for label, every in joined_rows([rows, others]).items()}
 
 

@@ -149,7 +149,15 @@ def label_range(range_: Range, content: Chunk | None, alone: bool, job: Job) -> 
 def _read(chunks: _ChunkPipeline, job: Job) -> RangeEnd | None:
     """Read a range and start to label each chunk. Return the end of the range, or None if reading stopped before it."""
     spans = chunks.spans
-    given = (chunks.range, job.selection, job.chunk_rows, chunks.is_committed, spans, chunks.reserve, chunks.is_on_gpu)
+    given = (
+        chunks.range,
+        job.selection,
+        job.chunk_rows,
+        chunks.is_committed,
+        spans,
+        chunks.reserve,
+        chunks.may_stay_on_gpu,
+    )
     with closing(STATE.read_range(*given)) as reading:
         while chunks.may_read:
             with span("read", spans, "read", number=chunks.started):
@@ -222,13 +230,13 @@ class _ChunkPipeline(AbstractContextManager["_ChunkPipeline"]):
         self._failed = self._has_seceded = False
         self._reserved: int | None = None  # bytes, for a chunk that is not read yet
         self._engines = ExitStack()
-        self.is_on_gpu = False  # whether texts may stay on the GPU that parsed them
+        self.may_stay_on_gpu = False  # whether texts may stay on the GPU that parsed them
 
     def __enter__(self) -> _ChunkPipeline:
         held = self._engines.enter_context(ENGINES.use(self._job.engines))  # so that no chunk loads them again
         has_windows = any(scoring.windows is not None for scoring in self._job.columns.scoring)
         is_read_on_gpu = all(engine.reads_gpu_texts for engine, _ in held)
-        self.is_on_gpu = is_read_on_gpu and not has_windows and self._job.out is not None
+        self.may_stay_on_gpu = is_read_on_gpu and not has_windows and self._job.out is not None
         return self
 
     def results(self) -> tuple[tuple[bytes | CommittedChunk, ...], Shown]:

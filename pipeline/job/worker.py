@@ -146,7 +146,7 @@ class WorkerState:
         skip: Callable[[str], bool],
         spans: list[Span],
         reserve: Callable[[int], bool],
-        is_on_gpu: bool = False,
+        may_stay_on_gpu: bool = False,
     ) -> Reading:
         """Read a range in a reader process; in this process if there are none, or if the range is small.
 
@@ -154,16 +154,16 @@ class WorkerState:
         ----------
         range_, selection, chunk_rows, skip, spans, reserve
             See `Readers.read_range`.
-        is_on_gpu : bool
+        may_stay_on_gpu : bool
             Whether the texts may stay on a GPU.
 
         """
         if self.readers and not 0 < range_.bytes <= self.small_bytes:  # 0 if the size is unknown
-            if is_on_gpu and ingest.can_gpu_read(range_, selection):
+            if may_stay_on_gpu and ingest.can_gpu_read(range_, selection):
                 open_blocks = self._blocks_on_gpu(self.readers)
                 items = ingest.read_range(self.readers, open_blocks, range_, selection, chunk_rows, skip, spans)
                 return _as_room_allows(items, reserve)
-            place_texts = self._texts_on_gpu(self.readers) if is_on_gpu else None
+            place_texts = self._texts_on_gpu(self.readers) if may_stay_on_gpu else None
             return self.readers.read_range(range_, selection, chunk_rows, skip, spans, reserve, place_texts)
         return _as_room_allows(read_range(range_, selection, chunk_rows, skip, spans), reserve)
 

@@ -13,7 +13,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Annotated, TypedDict, Unpack
 
 from ..errors import FLAGS, UsageError, install
-from ..output.layout import FORMATS
+from ..output.layout import PART_FORMAT_NAMES
 from ..source.rows.limits import CHUNK_ROWS, MOST_CHUNK_ROWS
 from .table import Option, Table
 
@@ -29,7 +29,7 @@ _CHUNKS = "{cpu} to {:,} on a CPU (encoders: fewer), {cuda:,} or {:,} on a GPU".
     *MOST_CHUNK_ROWS.values(), **CHUNK_ROWS
 )
 _INPUT_FORMATS = ("csv", "tsv", "jsonl", "parquet", "arrow", "text", "wet", "xlsx")
-_FORMAT, _FORMATS = "parquet; jsonl to stdout", (*FORMATS, "npy")
+_FORMAT, _FORMATS = "parquet; jsonl to stdout", (*PART_FORMAT_NAMES, "npy")
 
 NAMES = str | Iterable[str]
 HEADER = Iterable[str] | None

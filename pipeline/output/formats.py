@@ -26,7 +26,7 @@ from ..labelling.scored import set_aside
 from ..source.rows.chunk import Chunk
 from ..storage.disk import Content
 from .json_texts import json_texts, lines_of
-from .layout import FORMATS, NULL_FOLDER, PartNames, folder_values, value_folder
+from .layout import NULL_FOLDER, PART_FORMAT_NAMES, PartNames, folder_values, value_folder
 from .model_columns import N_CHARS, TRUTH, Names, names_in
 
 _MOST_FOLDERS = 1000
@@ -175,7 +175,7 @@ class _Csv(PartFormat):
         return b"".join([header, *(data[len(header) :] for data in files)])
 
 
-PART_FORMATS: dict[str, PartFormat] = dict(zip(FORMATS, (_Parquet(), _JsonLines(), _Csv()), strict=True))
+PART_FORMATS: dict[str, PartFormat] = dict(zip(PART_FORMAT_NAMES, (_Parquet(), _JsonLines(), _Csv()), strict=True))
 """The formats, by the name that the user gives."""
 
 

@@ -18,7 +18,7 @@ from ..storage.names import MANIFEST as MANIFEST
 from ..storage.names import OLD_MANIFEST as OLD_MANIFEST
 from ..storage.names import PARTS as PARTS
 
-FORMATS = ("parquet", "jsonl", "csv")
+PART_FORMAT_NAMES = ("parquet", "jsonl", "csv")
 """The formats of parts; each is also the ending of its files."""
 
 QUARANTINE, RUNS = "_quarantine", "_runs"
@@ -64,7 +64,7 @@ class PartNames:
     Attributes
     ----------
     format : str
-        The format of the parts, one of FORMATS.
+        The format of the parts, one of PART_FORMAT_NAMES.
     by : tuple of str
         The columns whose values have folders, with names as in Hive. The folders of a later column are inside those of
         an earlier one. If it is empty, all rows of a chunk are in one part.

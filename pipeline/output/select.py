@@ -38,7 +38,7 @@ from .cut import Amount, Chosen, Cut, ranking
 from .finish import finish
 from .folder import OutputFolder
 from .formats import PART_FORMATS, check_writable
-from .layout import CLAIM, EVERY_FOLDER, FORMATS, MANIFEST, PLAN, QUARANTINE, SUCCESS
+from .layout import CLAIM, EVERY_FOLDER, MANIFEST, PART_FORMAT_NAMES, PLAN, QUARANTINE, SUCCESS
 from .merge import begin
 from .model_columns import N_CHARS, Names
 from .object_store import open_store, place_of
@@ -81,7 +81,7 @@ class OneFile:
         """Return the file that a path or URL names; None for a folder."""
         place = place_of(output, endpoint)
         name, kind = str(place).rpartition("/")[2], str(place).rpartition(".")[2]
-        if kind not in FORMATS or (isinstance(place, Path) and place.is_dir()):
+        if kind not in PART_FORMAT_NAMES or (isinstance(place, Path) and place.is_dir()):
             return None
         above = place.parent if isinstance(place, Path) else replace(place, key=place.key.rpartition("/")[0])
         return cls(open_store(above), name, kind)
@@ -492,8 +492,8 @@ def _fingerprint(
     settings = msgspec.structs.replace(job.settings, chosen=about, format=kind, layout=UNSET)
     named = distinct("partition_by", by) if by else tuple(name for name in settings.names.by if name in schema.names)
     settings = msgspec.structs.replace(settings, partition_by=named if len(named) > 1 else next(iter(named), None))
-    if settings.format not in FORMATS:
-        raise UsageError(f"--format is {format_!r}, it must be one of {', '.join(FORMATS)}")
+    if settings.format not in PART_FORMAT_NAMES:
+        raise UsageError(f"--format is {format_!r}, it must be one of {', '.join(PART_FORMAT_NAMES)}")
     check_writable(schema, settings.names, ())
     # The files of the job and of all its updates.
     listing = job.manifest.fingerprint.input if job.plan is None else listing_digest(job.plan.files)

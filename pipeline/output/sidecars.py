@@ -52,7 +52,7 @@ from .record import (
 )
 from .store import Store, check_claim
 
-FORMATS = ("parquet", "jsonl", "npy")
+SIDECAR_FORMATS = ("parquet", "jsonl", "npy")
 _COMPRESSED = {".gz": "gzip", ".zst": "zstd", ".bz2": "bz2", ".lz4": "lz4", ".xz": None}
 """The compressions of input files by suffix, as Arrow names them. Arrow cannot write xz, so no sidecar has it."""
 
@@ -102,8 +102,10 @@ def refuse_unfit(options: Any, ids: Iterable[str]) -> None:
         if options.format == "npy":
             raise UsageError("--format npy goes with --layout attributes")
         return
-    if options.format not in FORMATS:
-        raise UsageError(f"--layout attributes writes {', '.join(FORMATS)}: leave out --format {options.format}")
+    if options.format not in SIDECAR_FORMATS:
+        raise UsageError(
+            f"--layout attributes writes {', '.join(SIDECAR_FORMATS)}: leave out --format {options.format}"
+        )
     for name in ("where", "partition_by", "limit"):
         if getattr(options, name) not in (None, ()):
             flag = f"--{name.replace('_', '-')}"

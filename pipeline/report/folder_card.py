@@ -9,7 +9,7 @@ from msgspec import UNSET
 
 from ..errors import OutputError, UsageError, counted, printable
 from ..output.folder import OutputFolder
-from ..output.layout import FORMATS, PARTS, REQUEST
+from ..output.layout import PART_FORMAT_NAMES, PARTS, REQUEST
 from ..output.record import Manifest, Totals
 from ..output.verify import finished
 from .tally import balance
@@ -58,7 +58,7 @@ def folder_card(folder: OutputFolder, name: str) -> str:
 def refuse_without_parts(folder: OutputFolder, manifest: Manifest) -> None:
     """Raise UsageError if a folder has no parts."""
     names = manifest.fingerprint.settings.names
-    if names.format not in FORMATS or names.folder != PARTS:
+    if names.format not in PART_FORMAT_NAMES or names.folder != PARTS:
         raise UsageError(f"{folder.path} has a file beside each input file, and no parts: it gets no card")
 
 

@@ -32,7 +32,14 @@ if TYPE_CHECKING:
 
 _STATUS = re.compile(r"status code: (\d{3})|status client error \((\d{3})")
 _CODE = re.compile(r"<Code>(\w+)</Code>|\"code\": ?\"?(\w+)|\(code: (\w+)\)")
-_MAY_PASS = ("SlowDown", "ServiceUnavailable", "InternalError", "RequestTimeout", "OperationAborted", "ServerBusy")
+_CODES_THAT_MAY_PASS = (
+    "SlowDown",
+    "ServiceUnavailable",
+    "InternalError",
+    "RequestTimeout",
+    "OperationAborted",
+    "ServerBusy",
+)
 _WHOLE = "non-partial response"  # obstore says so if it asked for a range and got a whole object
 _SERVER = re.compile(r"https?://[^/\s]+")
 _METADATA = ("169.254.169.254", "169.254.170.2", "metadata.google.internal", "fd00:ec2::254")
@@ -86,7 +93,7 @@ def may_pass(error: BaseException) -> bool:
         return False
     status, code = _status(error), _code(error)
     if status is None:  # there is no answer, or it is about several objects, each with a code
-        return not code or code in _MAY_PASS
+        return not code or code in _CODES_THAT_MAY_PASS
     return status in (408, 409, 429) or status >= 500
 
 

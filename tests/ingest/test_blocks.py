@@ -170,7 +170,7 @@ STATE.room = Room(most_chunks={room})
 if {writer}:
     commit = vars(STATE).setdefault("kept_commit", STATE.commit)
     STATE.commit = lambda *given: time.sleep({writer}) or commit(*given)
-def read_here(part, selection, chunk_rows, skip, spans, take, is_on_gpu):
+def read_here(part, selection, chunk_rows, skip, spans, take, may_stay_on_gpu):
     if part.files[0].path.endswith("small.jsonl"):
         return on_host(part, selection, chunk_rows, skip, spans, take)
     blocks = partial(SlowBlocks, 0, random.Random(1))

@@ -25,7 +25,7 @@ from ...storage.requests import FIRST_PATIENCE, PATIENCE, Fault, repeated
 
 _TIMEOUT = Timeout(connect=10, read=60)
 _REDIRECTS = Retry(total=None, connect=0, read=0, other=0, status=0, redirect=10, raise_on_status=False)
-_MAY_PASS = {408, 425, 429, 500, 502, 503, 504}
+_STATUSES_THAT_MAY_PASS = {408, 425, 429, 500, 502, 503, 504}
 _RANGE = re.compile(r"bytes (?:(\d+)-\d+|\*)/(\d+)")
 
 _Result = TypeVar("_Result")
@@ -157,7 +157,9 @@ class WebFile(Origin):
         def judge(error: Exception) -> Fault:
             if isinstance(error, _Refused):
                 wait = float(error.after) if error.after.isdecimal() else 0.0
-                return Fault(error, patience(seconds, error.answer) if error.answer in _MAY_PASS else 0.0, wait)
+                return Fault(
+                    error, patience(seconds, error.answer) if error.answer in _STATUSES_THAT_MAY_PASS else 0.0, wait
+                )
             if not isinstance(error, (HTTPError, ConnectionError, TimeoutError)):
                 return Fault(error)
             cause = getattr(error, "reason", None) or error
@@ -174,7 +176,7 @@ class _Refused(OSError):
 
     def __init__(self, status: int, after: str) -> None:
         said = responses.get(status, "")
-        number = errno.ETIMEDOUT if status in _MAY_PASS else errno.EIO
+        number = errno.ETIMEDOUT if status in _STATUSES_THAT_MAY_PASS else errno.EIO
         super().__init__(number, f"its server answers {status} {said}".rstrip())
         self.answer, self.after = status, after
 

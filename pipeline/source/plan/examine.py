@@ -28,7 +28,7 @@ from ..rows.format import Format, InputFile, Schema
 from ..rows.join import why_not_text
 from ..rows.labels import label_type
 from ..rows.layouts import is_textual
-from .files import FORMATS
+from .files import FORMAT_OF_SUFFIX
 
 
 def refuse_twice(path: str, schema: Schema, selection: Selection) -> None:
@@ -328,7 +328,9 @@ def _refuse_other(name: str, head: bytes, expected: Format) -> None:
     """Raise SourceError if the first bytes are those of another format, or of an archive that cannot be read."""
     if archive := container_of(head):
         raise SourceError(f"{name}: it is a {archive} file by its first bytes; unpack it. It was not read")
-    others = {form.name: form.suffixes[0] for form in FORMATS.values() if form.magic and head.startswith(form.magic)}
+    others = {
+        form.name: form.suffixes[0] for form in FORMAT_OF_SUFFIX.values() if form.magic and head.startswith(form.magic)
+    }
     if head.startswith(ZIP_MAGIC):
         others[ZIP_SUFFIX[1:]] = ZIP_SUFFIX
     if others and expected.name not in others:

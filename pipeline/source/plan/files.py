@@ -49,7 +49,7 @@ from ..rows.format import Format, InputFile, Member
 from .content import HEADS, Kind, Told, told_by
 from .search import NO_FORMAT, Listed, Problem, search
 
-FORMATS: dict[str, Format] = {}
+FORMAT_OF_SUFFIX: dict[str, Format] = {}
 """The formats by suffix, with the dot."""
 
 
@@ -75,15 +75,15 @@ def register(added: Format) -> None:
     >>> report = broadsheet.classify("messages.log")
 
     """
-    if taken := FORMATS.keys() & added.suffixes:
-        raise ValueError(f"{added.name} cannot have {min(taken)}: it belongs to {FORMATS[min(taken)].name}")
-    FORMATS.update(dict.fromkeys(added.suffixes, added))
+    if taken := FORMAT_OF_SUFFIX.keys() & added.suffixes:
+        raise ValueError(f"{added.name} cannot have {min(taken)}: it belongs to {FORMAT_OF_SUFFIX[min(taken)].name}")
+    FORMAT_OF_SUFFIX.update(dict.fromkeys(added.suffixes, added))
 
 
 def unregister(removed: Format) -> None:
     """Remove a registered format."""
     for suffix in removed.suffixes:
-        del FORMATS[suffix]
+        del FORMAT_OF_SUFFIX[suffix]
 
 
 for _format in (Csv(), Tsv(), Jsonl(), Parquet(), Arrow(), Text(), Wet(), Xlsx(), OneHot()):
@@ -177,7 +177,7 @@ def find_files(
     listed = search(inputs, bool if input_format else may_be_input, endpoint)
     find = _Find(top, symbols, length, endpoint)
     # Read the first bytes of files whose names do not tell their formats.
-    said = next((form.suffixes[0] for form in FORMATS.values() if form.name == input_format), None)
+    said = next((form.suffixes[0] for form in FORMAT_OF_SUFFIX.values() if form.name == input_format), None)
     unsure = [] if said else [file for file in listed.files if _is_unsure(file.location)]
     with threads(REQUESTS) as pool:
         told = dict(zip((file.location for file in unsure), pool.map(find.told_of, unsure), strict=True))
@@ -294,7 +294,7 @@ def find_again(
 def is_known(path: str) -> bool:
     """Whether the suffix of a path or URL belongs to a format, or to an archive."""
     suffix, compression = _suffixes(path)
-    return suffix in FORMATS or (suffix == ZIP_SUFFIX and not compression)
+    return suffix in FORMAT_OF_SUFFIX or (suffix == ZIP_SUFFIX and not compression)
 
 
 def may_be_input(path: str) -> bool:
@@ -332,7 +332,7 @@ def _suffixes_of(end: str) -> tuple[str, str | None]:
 
 def takes_encoding(path: str) -> bool:
     """Whether the file of that name may be in an encoding other than UTF-8."""
-    form = FORMATS.get(_suffixes(path)[0])
+    form = FORMAT_OF_SUFFIX.get(_suffixes(path)[0])
     return form is None or form.takes_encoding
 
 
@@ -349,14 +349,14 @@ def _with_remedy(name: str, why: str) -> str:
 
 def _format_of(suffix: str, compression: str | None, name: str) -> Format:
     """Return the format of files with that suffix. name: the file's name for a message. Raises UsageError."""
-    if suffix not in FORMATS:
+    if suffix not in FORMAT_OF_SUFFIX:
         remedy = f"; {_REMEDIES[suffix]}" if suffix in _REMEDIES else ""
-        known, packed = " ".join(FORMATS), " ".join(SUFFIXES)
+        known, packed = " ".join(FORMAT_OF_SUFFIX), " ".join(SUFFIXES)
         raise UsageError(
             f"{name}: its suffix belongs to no format{remedy}; known are {known}, also with {packed}, and .zip; "
             "--input-format names that of all files"
         )
-    form = FORMATS[suffix]
+    form = FORMAT_OF_SUFFIX[suffix]
     if compression and form.jumps:
         raise UsageError(f"{name}: {_MUST_JUMP.format(form.name, 'decompress it first')}")
     return form
@@ -521,7 +521,7 @@ class _Find:
             try:
                 if suffix == ZIP_SUFFIX:
                     raise SourceError(f"{name}: an archive in an archive is not read: unpack the outer one")
-                if suffix not in FORMATS:
+                if suffix not in FORMAT_OF_SUFFIX:
                     self.left_out.append((name, _with_remedy(member.name, NO_FORMAT)))
                     continue
                 if member.name in seen:
@@ -545,7 +545,7 @@ def _told(stream: BinaryIO, size: int, name: str) -> Told:
     """Return what the first `size` bytes of a file tell. name: the file's own name, which ends in its suffixes."""
     suffix, compression = _suffixes(name)
     head = stream.read(size)
-    return told_by(head, len(head) < size, compression, suffix == ".json", FORMATS.values())
+    return told_by(head, len(head) < size, compression, suffix == ".json", FORMAT_OF_SUFFIX.values())
 
 
 def _members(location: str, name: str, endpoint: str | None) -> list[Member]:

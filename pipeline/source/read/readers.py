@@ -281,7 +281,7 @@ class Readers:
 
         """
         request = ReadRequest(range_, selection, chunk_rows, are_texts_apart=place_texts is not None)
-        return started(self._answers(request, skip, reserve, spans, place_texts or OnHost))
+        return holding_a_process(self._answers(request, skip, reserve, spans, place_texts or OnHost))
 
     def read_raw(self, range_: Range, selection: Selection, spans: list[Span]) -> Generator[Any, Reply | None, None]:
         """Have a process fill the slots of the ring with the records of a range. This waits for a process before it
@@ -304,7 +304,7 @@ class Readers:
             If the process ends before its answer does.
 
         """
-        return started(self._raw_messages(range_, selection, spans))
+        return holding_a_process(self._raw_messages(range_, selection, spans))
 
     def _raw_messages(
         self, range_: Range, selection: Selection, spans: list[Span]
@@ -325,7 +325,7 @@ class Readers:
     def count_range(self, range_: Range, selection: Selection) -> RangeEnd:
         """Count the records of a range in a process. Raises the errors of `read_range`."""
         request = ReadRequest(range_, selection)
-        with closing(started(self._answers(request, lambda _: False, lambda _: True, []))) as answers:
+        with closing(holding_a_process(self._answers(request, lambda _: False, lambda _: True, []))) as answers:
             end: RangeEnd = next(answers)
             return end
 
@@ -431,7 +431,7 @@ class Readers:
                 self._numbers.append(reader.number)
 
 
-def started(items: Generator[Any, Any, None]) -> Generator[Any, Any, None]:
+def holding_a_process(items: Generator[Any, Any, None]) -> Generator[Any, Any, None]:
     """Run a generator up to its first item, which is None, and return it. From then on it holds a process, and its
     `close` gives the process back.
 

@@ -32,6 +32,7 @@ taken for UTF-16.
 """
 
 _REASON = re.compile(r" is not (\S+): (?:byte \d+ of it is|after [\d,]+ characters comes) 0x")
+"""Finds the encoding in the texts of `why_not_decoded`, which are stored with the quarantined rows."""
 
 
 def _escape(error: UnicodeError) -> tuple[str, int]:
