@@ -331,10 +331,10 @@ def test_memory_is_bounded_by_chunks_in_flight(small_model_file: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_a_chunk_that_is_done_leaves_little(small_model_file: Path) -> None:
-    """For 6,000 chunks of one file, the job keeps their packed entries and the places of their spans, and nothing
+    """For 10,000 chunks of one file, the job keeps their packed entries and the places of their spans, and nothing
     else.
     """
-    chunks = 6_000
+    chunks = 10_000
     memory = Path("/dev/shm")
     with tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else None) as folder:
         path = Path(folder) / "in.jsonl.gz"

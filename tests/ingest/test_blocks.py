@@ -209,7 +209,7 @@ def test_a_job_tells_what_its_device_waited_for(
     lines_in(tmp_path / "in.jsonl", 3200)
     arguments = ["classify", tmp_path / "in.jsonl", "-o", tmp_path / "out", "--model", small_model_file, "--workers", 1]
     room = 2 if cause == "writer" else 32
-    with dask.config.set(as_on_a_gpu(tmp_path / "preload.py", room=room, **{cause: 0.5})):
+    with dask.config.set(as_on_a_gpu(tmp_path / "preload.py", room=room, **{cause: 1.0})):
         run = broadsheet_in_process(*arguments, "--chunk-size", 400, "--json")
     assert run.returncode == 0, run.stderr
     (device,) = json.loads(run.stdout)["breakdown"]["devices"]
