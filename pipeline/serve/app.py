@@ -331,7 +331,7 @@ class App:
     def _check_admin(self, headers: dict[bytes, bytes]) -> None:
         token = self._settings.admin_token
         if token is None:
-            raise BadRequest(403, "this server was started without --admin-token-file: send SIGHUP to its process")
+            raise BadRequest(403, "this server was started without an admin token: send SIGHUP to its process")
         if not _shows(headers, token):
             raise BadRequest(401, "show the admin token: Authorization: Bearer TOKEN")
 

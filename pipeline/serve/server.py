@@ -255,6 +255,5 @@ def _listen(host: str, port: int, processes: int) -> list[socket.socket]:
             chosen = free.getsockname()[:2]
         return [socket.create_server(chosen, family=kind, backlog=_BACKLOG, reuse_port=True) for _ in range(processes)]
     except OSError as error:
-        raise UsageError(
-            f"{host} port {port} cannot be listened on: {cause(error)}. Choose another --host or --port"
-        ) from error
+        reason = f"{host} port {port} cannot be listened on: {cause(error)}"
+        raise UsageError(f"{reason}; choose another host or port") from error
