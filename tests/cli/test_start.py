@@ -30,7 +30,7 @@ from broadsheet.pipeline.errors import FLAGS, in_python
 from broadsheet.pipeline.labelling.windows import SCORES
 from broadsheet.pipeline.options import PANELS, TABLE, EngineKeywords, LabelKeywords, Options
 from broadsheet.pipeline.output import sidecars
-from broadsheet.pipeline.output.layout import FORMATS
+from broadsheet.pipeline.output.layout import PART_FORMAT_NAMES
 from broadsheet.pipeline.output.record import Settings
 
 HEAVY = {
@@ -290,7 +290,7 @@ def test_an_option_is_one_entry_of_the_table() -> None:
 
 
 def test_choices_are_those_of_the_rooms_that_use_them() -> None:
-    assert set(TABLE["format"].choices) == {*FORMATS, *sidecars.FORMATS}
+    assert set(TABLE["format"].choices) == {*PART_FORMAT_NAMES, *sidecars.SIDECAR_FORMATS}
     assert TABLE["window_score"].choices == SCORES
 
 

@@ -27,7 +27,7 @@ from reading import found, read_files
 from broadsheet.pipeline.errors import InputChanged, SourceError
 from broadsheet.pipeline.processes.threads import available_cores, available_memory
 from broadsheet.pipeline.source.open.opening import open_at
-from broadsheet.pipeline.source.plan.files import FORMATS, find_files
+from broadsheet.pipeline.source.plan.files import FORMAT_OF_SUFFIX, find_files
 from broadsheet.pipeline.source.rows.chunk import Selection
 from broadsheet.pipeline.source.rows.format import InputFile
 from broadsheet.pipeline.source.sample import slow_to_read
@@ -46,7 +46,7 @@ def described(path: Path, compression: str | None) -> InputFile:
     about = path.stat()
     return InputFile(
         path=str(path),
-        format=FORMATS[".txt"],
+        format=FORMAT_OF_SUFFIX[".txt"],
         compression=compression,
         size=about.st_size,
         modified=str(about.st_mtime_ns),
